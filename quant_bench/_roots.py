@@ -1,0 +1,27 @@
+"""Plugin roots: which folders hold quantizers, tasks and arms; knows no torch.
+
+The names `quantizers` and `tasks` are taken on the package index, so the checkout's top-level folders must never be
+installed under those names. They become the packages `quant_bench.quantizers` and `quant_bench.tasks` by extending
+`__path__`; the wheel carries copies (see `force-include` in pyproject.toml).
+"""
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+PATH_VARIABLE = "QUANT_BENCH_PATH"
+
+
+def plugin_folders(kind: str) -> list[str]:
+    """Folders that hold plugins of a kind (`arms`, `quantizers`, `tasks`), in the order in which they are searched.
+
+    The checkout's own folder counts only where a `pyproject.toml` lies beside it: site-packages has none, so a foreign
+    distribution called `quantizers` is never taken for ours.
+    """
+    folders = [PACKAGE / kind]
+    checkout = PACKAGE.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
+        folders.append(checkout / kind)
+    extra = [entry for entry in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if entry]
+    folders += [Path(entry).expanduser().resolve() / kind for entry in extra]
+    return [str(folder) for folder in folders if folder.is_dir()]

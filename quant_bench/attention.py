@@ -1,0 +1,134 @@
+"""The one attention entry point of every model here: cores, key/value transforms and packed sequences hook in at it.
+
+Every model is loaded with `attn_implementation=ATTENTION`, transformers' own extension point. What a module computes
+is decided per module, so arms and quantizers change attention without touching a model file:
+
+- `module.attention_core`: the mechanism (default `sdpa`); an arm or scope `full` sets another one.
+- `module.key_value_transform`: what happens to new keys and values before they are attended to and cached (KV-cache
+  quantization sets it).
+
+A packed forward (see `packing.py`) takes over how queries meet keys; it calls the same core for each piece.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION = "quant_bench"
+
+Query = Float[Tensor, "batch head query dim"]
+Key = Float[Tensor, "batch kv_head key dim"]
+
+
+class AttentionCore(Protocol):
+    """One attention mechanism for queries that are the last `query` of `key` positions."""
+
+    def __call__(
+        self, module: nn.Module, query: Query, key: Key, value: Key, *, mask: Bool[Tensor, "..."] | None, scaling: float
+    ) -> Query:
+        """Mix values.
+
+        Args:
+            module: the attention module, for parameters and state that belong to the mechanism.
+            query: queries after position encoding.
+            key: keys after position encoding, of all `key` positions; `kv_head` divides `head`.
+            value: values.
+            mask: True where a query may attend, broadcastable to (batch, head, query, key); None means causal:
+                query i attends to keys up to key - query + i.
+            scaling: factor on the scores.
+
+        Returns:
+            Mixed values, one row a query; a fully masked row is 0.
+        """
+
+
+class Router(Protocol):
+    """What a packed forward installs: it decides which keys each query of the flat token row meets."""
+
+    def __call__(self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float, window: int | None) -> Query:
+        """Attention of a flat row of tokens (batch is 1)."""
+
+
+_router: Router | None = None
+
+
+def set_router(router: Router | None) -> None:
+    """Install (or, with None, remove) the router of a packed forward. `packing.py` is the only caller."""
+    global _router
+    _router = router
+
+
+def causal_mask(query: int, key: int, window: int | None, device: torch.device) -> Bool[Tensor, "query key"]:
+    """True where query i, the (key - query + i)-th position, may see a key; `window` counts the query itself."""
+    position = torch.arange(key - query, key, device=device)[:, None]
+    other = torch.arange(key, device=device)[None, :]
+    allowed = other <= position
+    return allowed if window is None else allowed & (other > position - window)
+
+
+def sdpa(
+    module: nn.Module, query: Query, key: Key, value: Key, *, mask: Bool[Tensor, "..."] | None, scaling: float
+) -> Query:
+    """Softmax attention by torch's fused kernel.
+
+    Source: Vaswani et al. 2017, equation 1, https://arxiv.org/abs/1706.03762.
+    """
+    queries, keys = query.shape[-2], key.shape[-2]
+    if mask is None and queries not in (1, keys):
+        # the fused kernel's is_causal aligns to the upper left; a tail of queries needs the lower right
+        mask = causal_mask(queries, keys, None, query.device)
+    causal = mask is None and queries > 1
+    grouped = query.shape[1] != key.shape[1]
+    if grouped and query.device.type != "cuda":
+        repeat = query.shape[1] // key.shape[1]
+        key, value, grouped = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1), False
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
+    )
+
+
+def core_of(module: nn.Module) -> AttentionCore:
+    """The mechanism of an attention module."""
+    return getattr(module, "attention_core", sdpa)
+
+
+def _attention(
+    module: nn.Module,
+    query: Query,
+    key: Key,
+    value: Key,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Float[Tensor, "batch query head dim"], None]:
+    """What transformers calls; returns heads last but one, as its interface wants, and no weights."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    transform: Callable[[Key, Key], tuple[Key, Key]] | None = getattr(module, "key_value_transform", None)
+    if transform is not None:
+        key, value = transform(key, value)
+    if _router is not None:
+        mixed = _router(module, query, key, value, scale, sliding_window)
+    else:
+        mask = attention_mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask >= 0
+        if mask is not None and mask.shape[-1] > key.shape[-2]:
+            mask = mask[..., : key.shape[-2]]
+        mixed = core_of(module)(module, query, key, value, mask=mask, scaling=scale)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _mask(*arguments: Any, **options: Any) -> Tensor | None:
+    """Transformers' own mask for an ordinary forward; none for a packed one, whose router knows who sees whom."""
+    return None if _router is not None else sdpa_mask(*arguments, **options)
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, _mask)
