@@ -1,0 +1,205 @@
+"""Weights as integer codes: the only truth that every execution of a quantized layer works on."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int8, UInt8
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quant_bench.errors import QuantizationError
+from quant_bench.numerics.integers import Grid, round_to_grid, scale_and_zero
+
+WeightGranularity = Literal["tensor", "channel", "group"]
+Search = Literal["minmax", "mse"]
+
+# candidates of the clip search, from the full range down
+_CLIP_STEPS = 100
+# elements handled at once by the clip search, so that its temporaries stay in the cache
+_SEARCH_ELEMENTS = 1 << 18
+
+
+def pack_nibbles(codes: Int8[Tensor, "row col"]) -> UInt8[Tensor, "row half"]:
+    """Two 4-bit codes a byte, stored as code + 8: low nibble from the first half of the columns, high from the second.
+
+    Split halves unpack with one mask and one shift over whole rows; interleaved neighbours would need a shuffle. An odd
+    number of columns is filled up with code 0.
+    """
+    half = (codes.shape[1] + 1) // 2
+    stored = (functional.pad(codes, (0, 2 * half - codes.shape[1])) + 8).to(torch.uint8)
+    return stored[:, :half] | (stored[:, half:] << 4)
+
+
+def unpack_nibbles(packed: UInt8[Tensor, "row half"], columns: int) -> Int8[Tensor, "row col"]:
+    """The codes that `pack_nibbles` stored."""
+    both = torch.cat((packed & 15, packed >> 4), dim=1).to(torch.int8) - 8
+    return both[:, :columns].contiguous()
+
+
+class WeightCodes(nn.Module):
+    """Integer codes of a weight matrix with their scales; value = (code - zero_point) · scale.
+
+    Changing the dtype of a model does not touch codes, scales or zero points: they are what was quantized.
+
+    Attributes:
+        codes: int8 (row, col), or up to 4 bits uint8 (row, half): see `pack_nibbles`. Codes of an asymmetric grid are
+            stored minus 2^(bits-1).
+        scale: float32 (row, group); group is 1 unless `group_size` is set.
+        zero_point: int32 (row, group) in the coordinates of the stored codes, or None for a symmetric grid.
+        bits: 2 to 8.
+        group_size: columns a scale, the last group may be shorter; None: one scale a row.
+        columns: number of columns before packing.
+        granularity: as asked for; `tensor` repeats its one scale in every row.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+
+    def __init__(
+        self,
+        codes: Int8[Tensor, "row col"],
+        scale: Float[Tensor, "row group"],
+        zero_point: Tensor | None,
+        *,
+        bits: int,
+        group_size: int | None = None,
+        granularity: WeightGranularity | None = None,
+    ) -> None:
+        super().__init__()
+        groups = 1 if group_size is None else -(-codes.shape[1] // group_size)
+        if scale.shape != (codes.shape[0], groups):
+            raise QuantizationError(f"scale must have shape {(codes.shape[0], groups)}; got {tuple(scale.shape)}")
+        if bool(((codes < -(1 << (bits - 1))) | (codes >= 1 << (bits - 1))).any()):
+            raise QuantizationError(f"codes must fit in {bits} bits")
+        self.bits = bits
+        self.group_size = group_size
+        self.columns = codes.shape[1]
+        self.granularity: WeightGranularity = granularity or ("channel" if group_size is None else "group")
+        self.register_buffer("codes", pack_nibbles(codes) if bits <= 4 else codes.contiguous())
+        self.register_buffer("scale", scale.float().contiguous())
+        self.register_buffer("zero_point", None if zero_point is None else zero_point.to(torch.int32).contiguous())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightCodes":
+        """Follow `fn` to its device, never to its dtype: a rounded scale would be another quantization."""
+        return super()._apply(lambda tensor: _keep_dtype(fn, tensor), recurse)
+
+    @property
+    def rows(self) -> int:
+        """Number of output channels."""
+        return self.scale.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and zero points as stored."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
+
+    def unpacked(self) -> Int8[Tensor, "row col"]:
+        """Codes, one a byte."""
+        return unpack_nibbles(self.codes, self.columns) if self.bits <= 4 else self.codes
+
+    def centred(self) -> Float[Tensor, "row col"]:
+        """Code - zero_point as integer-valued float32: what simulated execution multiplies with."""
+        centred = self.unpacked().float()
+        return centred if self.zero_point is None else centred.sub_(self.by_column(self.zero_point))
+
+    def by_column(self, per_group: Tensor) -> Tensor:
+        """Repeat a (row, group) tensor so that it broadcasts over the columns."""
+        if self.group_size is None:
+            return per_group
+        return per_group.repeat_interleave(self.group_size, dim=1)[:, : self.columns]
+
+    def dequantize(self) -> Float[Tensor, "row col"]:
+        """The weights that the codes stand for, float32."""
+        return self.centred().mul_(self.by_column(self.scale))
+
+    def extra_repr(self) -> str:
+        return f"{self.rows}, {self.columns}, bits={self.bits}, granularity={self.granularity}"
+
+
+def _keep_dtype(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    moved = fn(tensor)
+    return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+
+def quantize_weight(
+    weight: Float[Tensor, "row col"],
+    *,
+    bits: int,
+    granularity: WeightGranularity = "channel",
+    symmetric: bool = True,
+    search: Search = "minmax",
+    group_size: int = 128,
+) -> WeightCodes:
+    """Round a weight matrix to integer codes.
+
+    Args:
+        weight: finite weights, one output channel a row.
+        bits: 2 to 8.
+        granularity: one scale for the tensor, each row, or each `group_size` columns of a row (the last may be shorter).
+        symmetric: restricted grid around 0, else with a zero point.
+        search: `minmax` covers every value; `mse` takes, of 100 equally spaced clips, the one with the least squared
+            rounding error (the widest of equals).
+        group_size: columns a group.
+
+    Raises:
+        QuantizationError: a weight is not finite.
+    """
+    if not bool(weight.isfinite().all()):
+        raise QuantizationError("a weight is not finite: no range covers it")
+    grid = Grid(bits, symmetric)
+    rows, columns = weight.shape
+    blocks = _blocks(weight.detach().float(), granularity, group_size)
+    low, high = blocks.amin(-1), blocks.amax(-1)
+    if search == "mse":
+        low, high = _best_clip(blocks, low, high, grid)
+    scale, zero = scale_and_zero(low, high, grid)
+    codes = round_to_grid(blocks, scale[:, None], zero[:, None], grid).sub_(grid.offset).to(torch.int8)
+    groups = -(-columns // group_size) if granularity == "group" else 1
+    codes = codes.reshape(rows, -1)[:, :columns].contiguous()
+
+    def per_row(values: Tensor) -> Tensor:
+        return values.reshape(-1, groups).expand(rows, groups).contiguous()
+
+    return WeightCodes(
+        codes,
+        per_row(scale),
+        None if symmetric else per_row(zero - grid.offset),
+        bits=bits,
+        group_size=group_size if granularity == "group" else None,
+        granularity=granularity,
+    )
+
+
+def _blocks(weight: Tensor, granularity: WeightGranularity, group_size: int) -> Float[Tensor, "block size"]:
+    """One row for each scale; a short last group is filled with 0, which lies in every range and rounds exactly."""
+    if granularity == "tensor":
+        return weight.reshape(1, -1)
+    if granularity == "channel":
+        return weight
+    missing = -weight.shape[1] % group_size
+    return functional.pad(weight, (0, missing)).reshape(-1, group_size)
+
+
+def _best_clip(
+    blocks: Float[Tensor, "block size"], low: Float[Tensor, " block"], high: Float[Tensor, " block"], grid: Grid
+) -> tuple[Tensor, Tensor]:
+    """Range of each block, shrunk by the ratio that minimizes the squared rounding error."""
+    step = max(1, _SEARCH_ELEMENTS // blocks.shape[1])
+    best: list[Any] = []
+    for start in range(0, blocks.shape[0], step):
+        part, part_low, part_high = (tensor[start : start + step] for tensor in (blocks, low, high))
+        ratio = torch.ones_like(part_low)
+        least = torch.full_like(part_low, torch.inf, dtype=torch.float64)
+        for index in range(_CLIP_STEPS):
+            candidate = 1 - index / _CLIP_STEPS
+            scale, zero = scale_and_zero(part_low * candidate, part_high * candidate, grid)
+            codes = round_to_grid(part, scale[:, None], zero[:, None], grid)
+            error = codes.sub_(zero[:, None]).mul_(scale[:, None]).sub_(part).square_().sum(-1, dtype=torch.float64)
+            better = error < least
+            least = torch.where(better, error, least)
+            ratio[better] = candidate
+        best.append(ratio)
+    ratios = torch.cat(best)
+    return low * ratios, high * ratios

@@ -1,0 +1,188 @@
+"""QuantLinear: one linear layer on integer codes, with three executions of the same codes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int32, Int64, Shaped
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quant_bench.errors import QuantizationError
+from quant_bench.lowbit import plain
+from quant_bench.lowbit.activation import ActivationRule, encode, fake_quantize, saturation
+from quant_bench.lowbit.codes import WeightCodes, _keep_dtype
+from quant_bench.lowbit.kernels import choose_kernel
+from quant_bench.quantizer import Execution
+
+
+class QuantLinear(nn.Module):
+    """y = x Wᵀ + b on integer codes. Inference only: no gradient flows through it.
+
+    `simulated` holds the integers in float32, `integer` multiplies int8 into int32; both end in the same epilogue in
+    the same order, so they agree bit for bit. `classic` multiplies dequantized weights with dequantized activations.
+    Without an activation rule all executions multiply x with dequantized weights.
+
+    Args:
+        weight: codes, scales and zero points; shared by every execution.
+        bias: added last, or None.
+        activation: how x is rounded; None leaves it in float.
+        execution: `simulated`, `integer` or `classic`.
+        name: module path, for messages.
+
+    Attributes:
+        observe_saturation: measure `saturation` at each call (static ranges only; costs a pass over x).
+        saturation: share of values clamped in the last observed call, or None.
+
+    Raises:
+        QuantizationError: group sizes of weight and activation differ, or int32 could overflow.
+    """
+
+    bias: Tensor | None
+    activation_scale: Tensor | None
+    activation_zero: Tensor | None
+
+    def __init__(
+        self,
+        weight: WeightCodes,
+        bias: Tensor | None,
+        activation: ActivationRule | None,
+        execution: Execution,
+        name: str = "",
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.execution: Execution = execution
+        self.name = name
+        self.in_features, self.out_features = weight.columns, weight.rows
+        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
+        static = activation is not None and activation.static
+        self.register_buffer("activation_scale", activation.scale if activation and static else None)
+        self.register_buffer("activation_zero", activation.zero_point if activation and static else None)
+        self._rule = activation
+        self.observe_saturation = False
+        self.saturation: float | None = None
+        self._derived: dict[str, Any] = {}
+        self._check()
+
+    def _check(self) -> None:
+        if self._rule is None:
+            return
+        sizes = {size for size in (self.weight.group_size, self._rule.group) if size is not None}
+        if len(sizes) > 1:
+            raise QuantizationError(f"{self.name}: weights and activations have different groups: {sorted(sizes)}")
+        # codes minus zero points reach 2^bits - 1 on an asymmetric grid
+        limits = [
+            (1 << bits) if asymmetric else (1 << (bits - 1))
+            for bits, asymmetric in (
+                (self.weight.bits, self.weight.zero_point is not None),
+                (self._rule.bits, not self._rule.symmetric),
+            )
+        ]
+        columns = min(self.in_features, *sizes) if sizes else self.in_features
+        if limits[0] * limits[1] * columns >= 1 << 31:
+            raise QuantizationError(f"{self.name}: {columns} columns can overflow int32 accumulators; use groups")
+
+    @property
+    def activation(self) -> ActivationRule | None:
+        """The activation rule, its static range on the layer's device."""
+        rule = self._rule
+        if rule is None or self.activation_scale is None:
+            return rule
+        return ActivationRule(
+            rule.bits, "tensor", rule.symmetric, rule.group_size, self.activation_scale, self.activation_zero
+        )
+
+    @property
+    def group(self) -> int | None:
+        """Columns an accumulator runs over, or None for all."""
+        return self.weight.group_size or (self._rule.group if self._rule else None)
+
+    @property
+    def kernel(self) -> str:
+        """Name of the product that the layer runs on its device."""
+        if self._rule is None or self.execution == "classic":
+            return "F.linear"
+        if self.execution == "simulated":
+            return "integers in float32"
+        return choose_kernel(self.weight.scale.device).name
+
+    def describe(self) -> str:
+        """Such as `W8 per channel x A8 per token, int32 accumulators by torch._int_mm`."""
+        weight = self.weight
+        fineness = f"group of {weight.group_size}" if weight.granularity == "group" else weight.granularity
+        text = f"W{weight.bits} per {fineness}{'' if weight.zero_point is None else ' asymmetric'}"
+        if self._rule is None:
+            return f"{text}; float product: activations are not quantized"
+        how = {
+            "integer": f"int32 accumulators by {self.kernel}",
+            "simulated": "the same integers in float32",
+            "classic": "dequantized operands (fake quantization)",
+        }[self.execution]
+        return f"{text} x {self._rule.describe()}, {how}"
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.execution}: {self.describe()}"
+
+    def forward(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
+        """Apply the layer; the result has x's dtype."""
+        with torch.no_grad():
+            rule = self.activation
+            if rule is None:
+                return self._float_product(x)
+            if self.observe_saturation and rule.static:
+                self.saturation = saturation(x, rule)
+            if self.execution == "classic":
+                return self._float_product(fake_quantize(x, rule))
+            flat = x.reshape(-1, x.shape[-1]).float()
+            if self.execution == "integer":
+                out = plain.integer_linear(flat, self.weight, rule, self.bias)
+            else:
+                out = plain.simulated_linear(flat, self._centred(), self.weight, rule, self.bias)
+            return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+
+    def accumulators(self, x: Float[Tensor, "*batch col"]) -> Int32[Tensor, "group token row"]:
+        """Integer accumulators Σ (a - z_a)(w - z_w) of each group, by the kernel that the layer runs."""
+        return plain.accumulators(encode(self._flat(x), self._quantized()), self.weight, self.group)
+
+    def reference_accumulators(self, x: Float[Tensor, "*batch col"]) -> Int64[Tensor, "group token row"]:
+        """The same sums by plain int64 arithmetic on the same codes."""
+        return plain.reference_accumulators(encode(self._flat(x), self._quantized()), self.weight, self.group)
+
+    def _quantized(self) -> ActivationRule:
+        rule = self.activation
+        if rule is None:
+            raise QuantizationError(f"{self.name}: a float product has no integer accumulators")
+        return rule
+
+    def _flat(self, x: Shaped[Tensor, "*batch col"]) -> Float[Tensor, "token col"]:
+        return x.detach().reshape(-1, x.shape[-1]).float()
+
+    def _float_product(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
+        if self.execution == "integer":
+            # the packed codes stay the only storage
+            weight = self.weight.dequantize()
+        else:
+            weight = self._cached("dequantized", self.weight.dequantize)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.linear(x, weight.to(x.dtype), bias)
+
+    def _centred(self) -> Float[Tensor, "row col"]:
+        return self._cached("centred", self.weight.centred)
+
+    def _cached(self, key: str, make: Callable[[], Any]) -> Any:
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantLinear":
+        """Follow `fn` to its device, never to its dtype."""
+        self._derived = {}
+        return super()._apply(lambda tensor: _keep_dtype(fn, tensor), recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._derived = {}
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_derived": {}}

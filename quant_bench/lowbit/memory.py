@@ -1,0 +1,38 @@
+"""Allocator settings: keep freed memory in the process, because giving it back costs a page fault a page."""
+
+import ctypes
+import logging
+import sys
+from functools import cache
+
+logger = logging.getLogger(__name__)
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_PAD_BYTES = 64 << 20
+
+
+@cache
+def tune_allocator() -> bool:
+    """Tell glibc to serve large tensors from its heap and to keep what is freed.
+
+    By default every tensor above 32 MiB is mapped anew and unmapped when freed, so its first touch faults page by page;
+    with large outputs that costs more than the product. The price: the process holds its peak until it ends.
+
+    Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html.
+
+    Returns:
+        Whether the settings took effect; False where the C library is not glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        done = [
+            library.mallopt(_MMAP_MAX, 0),
+            library.mallopt(_TRIM_THRESHOLD, -1),
+            library.mallopt(_TOP_PAD, _PAD_BYTES),
+        ]
+    except (OSError, AttributeError):
+        logger.info("no glibc here: allocator left as it is")
+        return False
+    return all(done)

@@ -1,0 +1,1 @@
+"""Pure tensor functions: integer grids, streaming moments."""
