@@ -71,7 +71,7 @@ class WeightCodes(nn.Module):
         groups = 1 if group_size is None else -(-codes.shape[1] // group_size)
         if scale.shape != (codes.shape[0], groups):
             raise QuantizationError(f"scale must have shape {(codes.shape[0], groups)}; got {tuple(scale.shape)}")
-        if bool(((codes < -(1 << (bits - 1))) | (codes >= 1 << (bits - 1))).any()):
+        if int(codes.min()) < -(1 << (bits - 1)) or int(codes.max()) >= 1 << (bits - 1):
             raise QuantizationError(f"codes must fit in {bits} bits")
         self.bits = bits
         self.group_size = group_size
@@ -83,7 +83,8 @@ class WeightCodes(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightCodes":
         """Follow `fn` to its device, never to its dtype: a rounded scale would be another quantization."""
-        return super()._apply(lambda tensor: _keep_dtype(fn, tensor), recurse)
+        super()._apply(lambda tensor: keep_dtype(fn, tensor), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     def rows(self) -> int:
@@ -118,7 +119,8 @@ class WeightCodes(nn.Module):
         return f"{self.rows}, {self.columns}, bits={self.bits}, granularity={self.granularity}"
 
 
-def _keep_dtype(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+def keep_dtype(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """`fn(tensor)` on its device, in the dtype that the tensor had."""
     moved = fn(tensor)
     return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
@@ -137,7 +139,8 @@ def quantize_weight(
     Args:
         weight: finite weights, one output channel a row.
         bits: 2 to 8.
-        granularity: one scale for the tensor, each row, or each `group_size` columns of a row (the last may be shorter).
+        granularity: one scale for the tensor, each row, or each `group_size` columns of a row (the last may be
+            shorter).
         symmetric: restricted grid around 0, else with a zero point.
         search: `minmax` covers every value; `mse` takes, of 100 equally spaced clips, the one with the least squared
             rounding error (the widest of equals).

@@ -11,7 +11,7 @@ from torch.nn import functional
 from quant_bench.errors import QuantizationError
 from quant_bench.lowbit import plain
 from quant_bench.lowbit.activation import ActivationRule, encode, fake_quantize, saturation
-from quant_bench.lowbit.codes import WeightCodes, _keep_dtype
+from quant_bench.lowbit.codes import WeightCodes, keep_dtype
 from quant_bench.lowbit.kernels import choose_kernel
 from quant_bench.quantizer import Execution
 
@@ -178,7 +178,8 @@ class QuantLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantLinear":
         """Follow `fn` to its device, never to its dtype."""
         self._derived = {}
-        return super()._apply(lambda tensor: _keep_dtype(fn, tensor), recurse)
+        super()._apply(lambda tensor: keep_dtype(fn, tensor), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._derived = {}

@@ -64,9 +64,9 @@ def scale_and_zero(
         grid: codes to map onto.
 
     Returns:
-        Scale (float32) and zero point on the grid (int32, before `grid.offset`). An all-zero range, or one so small that
-        its scale underflows, has scale 1 and zero point 0: all its codes mean 0. A range that is not finite has scale
-        NaN, so that nothing made with it passes for a number.
+        Scale (float32) and zero point on the grid (int32, before `grid.offset`). An all-zero range, or one so small
+        that its scale underflows, has scale 1 and zero point 0: all its codes mean 0. A range that is not finite has
+        scale NaN, so that nothing made with it passes for a number.
     """
     low, high = low.float(), high.float()
     if grid.symmetric:
