@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from quant_bench.identity import ModelIdentity as ModelIdentity
+
 Role = Literal["query", "key", "value", "query_key_value", "output", "gate", "up", "down"]
 SiteKind = Literal["attention_norm", "attention_output", "mlp_norm", "mlp_output", "layer_output", "final_norm"]
 
@@ -61,31 +63,6 @@ class Layout:
     embeddings: tuple[str, ...]
     head: str
     final_norm: str | None
-
-
-@dataclass(frozen=True)
-class ModelIdentity:
-    """Which weights these are, so that two checkpoints are never confused.
-
-    Attributes:
-        name: as the user named it (an alias, hub id, folder, GGUF file or `pypi:` wheel), the first part of a cell.
-        source: what was read: `hub`, `folder`, `gguf` or `pypi`, or `memory` for a model built in Python.
-        revision: hub commit, or None.
-        weights_sha256: digest of the weights as loaded.
-        tokenizer_sha256: digest of the tokenizer's serialized form.
-        dtype: the dtype that the float parts compute in.
-        trust_remote_code: whether code that came with the model was allowed to run.
-        note: what a reader must know (`dequantized from a Q4_1 GGUF file`), or "".
-    """
-
-    name: str
-    source: Literal["hub", "folder", "gguf", "pypi", "memory"]
-    revision: str | None
-    weights_sha256: str
-    tokenizer_sha256: str
-    dtype: str
-    trust_remote_code: bool = False
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +123,7 @@ class LanguageModel:
     @property
     def max_length(self) -> int:
         """Longest context in tokens that the configuration allows."""
-        return int(getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", 2048))
+        return int(self.config.max_position_embeddings)
 
     @property
     def body(self) -> nn.Module:

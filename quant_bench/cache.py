@@ -1,0 +1,89 @@
+"""Cache folder, atomic writing and file digests; knows no torch."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CACHE_VARIABLE = "QUANT_BENCH_CACHE"
+
+
+def cache_folder(given: Path | None = None) -> Path:
+    """Where downloads and conversions are kept: `given`, `QUANT_BENCH_CACHE`, or the user's cache folder."""
+    from platformdirs import user_cache_dir
+
+    if given is not None:
+        return given.expanduser().resolve()
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser().resolve() if named else Path(user_cache_dir("quant-bench"))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never a part, even if this process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def folder_made_whole(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `target` when the block ends without error.
+
+    Two processes may do this at once: the first to finish wins, the other throws its copy away. A killed one leaves a
+    folder whose name starts with a dot and that nobody reads.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield work
+        try:
+            work.rename(target)
+        except OSError:
+            # not empty: another process was faster; anything else is a real error
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def file_sha256(path: Path, cache: Path | None = None) -> str:
+    """SHA-256 of a file; with `cache`, computed again only when size, times or inode of the file changed."""
+    if cache is None:
+        return _digest(path)
+    path = path.resolve()
+    stat = path.stat()
+    state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+    note = cache / "digests" / f"{hashlib.sha256(str(path).encode()).hexdigest()}.json"
+    try:
+        known = json.loads(note.read_text())
+        if known["state"] == state:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        # no note, or one that cannot be read: compute
+        pass
+    sha256 = _digest(path)
+    write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": sha256}).encode())
+    return sha256
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def listing_sha256(files: list[Path], cache: Path | None = None) -> str:
+    """SHA-256 of the lines that `sha256sum NAME…` prints for the files, in the order given."""
+    lines = "".join(f"{file_sha256(path, cache)}  {path.name}\n" for path in files)
+    return hashlib.sha256(lines.encode()).hexdigest()

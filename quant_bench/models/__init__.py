@@ -1,0 +1,27 @@
+"""Models: from a name to a `LanguageModel`; looking one up needs no torch, so the parts that do are imported late."""
+
+from typing import TYPE_CHECKING, Any
+
+from quant_bench.models.sources import ALIASES as ALIASES
+from quant_bench.models.sources import LoadOptions as LoadOptions
+from quant_bench.models.sources import identify as identify
+
+if TYPE_CHECKING:
+    from quant_bench.models.layouts import layout_of as layout_of
+    from quant_bench.models.loading import from_module as from_module
+    from quant_bench.models.loading import load_model as load_model
+
+__all__ = ["ALIASES", "LoadOptions", "from_module", "identify", "layout_of", "load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch on first use."""
+    if name == "layout_of":
+        from quant_bench.models.layouts import layout_of
+
+        return layout_of
+    if name in ("load_model", "from_module"):
+        from quant_bench.models import loading
+
+        return getattr(loading, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
