@@ -63,6 +63,11 @@ class Probe:
         """
         return cls("compare", path)
 
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """Whether distributions were collected at `path`."""
+        return path.is_file()
+
     def wants(self, item: int) -> bool:
         """Whether the distribution of this item is still wanted."""
         if self.mode == "collect":
