@@ -11,7 +11,7 @@ A packed forward (see `packing.py`) takes over how queries meet keys; it calls t
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,6 +26,7 @@ Query = Float[Tensor, "batch head query dim"]
 Key = Float[Tensor, "batch kv_head key dim"]
 
 
+@runtime_checkable
 class AttentionCore(Protocol):
     """One attention mechanism for queries that are the last `query` of `key` positions."""
 
@@ -48,6 +49,7 @@ class AttentionCore(Protocol):
         """
 
 
+@runtime_checkable
 class Router(Protocol):
     """What a packed forward installs: it decides which keys each query of the flat token row meets."""
 
@@ -85,9 +87,6 @@ def sdpa(
         mask = causal_mask(queries, keys, None, query.device)
     causal = mask is None and queries > 1
     grouped = query.shape[1] != key.shape[1]
-    if grouped and query.device.type != "cuda":
-        repeat = query.shape[1] // key.shape[1]
-        key, value, grouped = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1), False
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
     )
