@@ -1,0 +1,70 @@
+"""Cells: what the suite measures, and the path that follows from it; knows no torch."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from quant_bench.errors import RecordError, SpecError
+from quant_bench.spec import Spec, written
+
+# with `@seed=…` and `.json` behind it a name stays below the 255 bytes of common file systems
+_LONGEST = 200
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the suite measures: a task, asked of a quantized model.
+
+    Attributes:
+        model: as the user named it, with revision and dtype where they are not the default.
+        arm, quantizer, task: canonical specs.
+        seed: of calibration, bootstrap and anything drawn.
+    """
+
+    model: str
+    arm: str
+    quantizer: str
+    task: str
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise RecordError("a cell needs a model")
+        for part in ("arm", "quantizer", "task"):
+            text = getattr(self, part)
+            try:
+                canonical = str(Spec.parse(text))
+            except SpecError as error:
+                raise RecordError(f"{part}: {error}") from error
+            if canonical != text:
+                raise RecordError(f"{part} of a cell is canonical: {canonical!r}, not {text!r}")
+
+    def path(self, root: Path) -> Path:
+        """`<root>/<model>/<arm>/<quantizer>/<task>.json`; different cells have different paths.
+
+        A spec `rtn(weight_bits=4)` is written `rtn,weight_bits=4`; what a file system or shell could misread is
+        percent-encoded; a seed other than 0 follows the task as `@seed=1`. A very long name is cut and closed by `~`
+        and digits of its sha256.
+        """
+        seed = "" if self.seed == 0 else f"@seed={self.seed}"
+        folder = root / _shortened(_encoded(self.model, "@+,")) / _spec_name(self.arm) / _spec_name(self.quantizer)
+        return folder / f"{_spec_name(self.task)}{seed}.json"
+
+
+def _encoded(text: str, safe: str) -> str:
+    # quote leaves ~ alone, which closes a shortened name
+    encoded = quote(text, safe=safe, errors="surrogatepass").replace("~", "%7E")
+    return "%2E" + encoded[1:] if encoded.startswith(".") else encoded
+
+
+def _spec_name(text: str) -> str:
+    spec = Spec.parse(text)
+    settings = (f",{key}={_encoded(written(value), '+')}" for key, value in spec.settings.items())
+    return _shortened(_encoded(spec.name, "") + "".join(settings))
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 33]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"

@@ -1,0 +1,235 @@
+"""Records: one JSON file a cell, its path made from its content; knows no torch."""
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, Self, get_args, runtime_checkable
+
+from quant_bench.cell import Cell as Cell
+from quant_bench.errors import RecordError
+from quant_bench.record_json import SCHEMA_VERSION, dumped, looks_right, parsed, plain, validate
+from quant_bench.score import Delta, Metric, Score
+
+State = Literal["measured", "failed", "blocked", "not_applicable"]
+STATES: Final[tuple[State, ...]] = get_args(State)
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """What a record takes over from a task's `Evaluation`."""
+
+    data_sha256: str
+    convention: str
+    details: dict[str, Any]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One cell's result, or why there is none. docs/record.md describes every field of the file.
+
+    Attributes:
+        state: `measured`, `failed`, `blocked` (something is missing) or `not_applicable`.
+        reason: why there are no scores; None when measured.
+        cell: which cell.
+        settings: settings in force, defaults included, by `model`, `arm`, `quantizer`, `task`, `resolved` and
+            `calibration`.
+        versions: of the plugins (`arm`, `quantizer`, `task`), the suite and what it stands on.
+        identity: digests `weights_sha256`, `tokenizer_sha256`, `data_sha256`, `calibration_sha256` (None where there is
+            none) and what else says which model it is.
+        environment: machine, kernel, threads, commit.
+        convention: what must agree before two numbers may stand in one column; None without scores.
+        coverage: which weight matrices were quantized; None without scores.
+        scores: in the task's order.
+        details: tables that are no scores.
+        took_seconds: for the task.
+        prepare_seconds: for loading and quantizing the model, shared by the cells of one quantized model.
+        peak_memory_bytes: highest resident memory while the task ran, or None.
+    """
+
+    state: State
+    reason: str | None
+    cell: Cell
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str | int | None]
+    identity: Mapping[str, Any]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    convention: str | None = None
+    coverage: Mapping[str, Any] | None = None
+    scores: tuple[Score, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    took_seconds: float = 0.0
+    prepare_seconds: float = 0.0
+    peak_memory_bytes: int | None = None
+
+    def with_results(self, *, scores: Sequence[Score], evaluation: Evaluated, coverage: Any, calibration: Any) -> Self:
+        """This record with what a task found.
+
+        Args:
+            scores: with intervals and differences.
+            evaluation: the task's `Evaluation`.
+            coverage: the quantized model's `Coverage`.
+            calibration: the `Calibration` that the quantizer was given.
+
+        Raises:
+            RecordError: a number is not finite: strict JSON has no NaN, and a leaderboard no use for one.
+        """
+        resolved = {
+            "resolved": evaluation.settings,
+            "calibration": {key: getattr(calibration, key) for key in ("description", "usable", "wanted")},
+        }
+        digests = {"data_sha256": evaluation.data_sha256, "calibration_sha256": calibration.sha256}
+        record = dataclasses.replace(
+            self,
+            scores=tuple(scores),
+            convention=evaluation.convention,
+            details=evaluation.details,
+            coverage=dataclasses.asdict(coverage),
+            settings={**self.settings, **resolved},
+            identity={**self.identity, **digests},
+        )
+        record.to_text()
+        return record
+
+    def with_cost(self, took_seconds: float, peak_memory_bytes: int | None, prepare_seconds: float = 0.0) -> Self:
+        """This record with what it cost."""
+        return dataclasses.replace(
+            self, took_seconds=took_seconds, peak_memory_bytes=peak_memory_bytes, prepare_seconds=prepare_seconds
+        )
+
+    def to_text(self) -> str:
+        """The file's content: strict JSON, keys sorted, one space of indent, final newline.
+
+        Raises:
+            RecordError: a value has no place in strict JSON, or the content breaks the schema.
+        """
+        document = plain(self._document())
+        validate(document)
+        return dumped(document)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The record that `to_text` wrote.
+
+        Raises:
+            RecordError: the text is no record; the message says where.
+        """
+        document = parsed(text)
+        # the whole schema takes milliseconds a record; what a reader relies on is checked at once, and only what looks
+        # wrong is taken to the schema, whose messages are better
+        if not looks_right(document):
+            validate(document)
+            raise RecordError("a number is not finite")
+        given = {key: value for key, value in document.items() if key != "schema"}
+        given["cell"] = Cell(**given["cell"])
+        given["scores"] = tuple(_score(score) for score in given["scores"])
+        return cls(**given)
+
+    def write(self, root: Path) -> Path:
+        """Write the record where its cell belongs, as a whole or not at all, and return the path.
+
+        Raises:
+            RecordError: the content is no valid record.
+            OSError: the folder cannot be written.
+        """
+        text = self.to_text()
+        path = self.cell.path(root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # a name of its own in the same folder: hidden, so that what a killed process leaves behind is never read
+        temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
+        try:
+            with temporary.open("x", encoding="ascii", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if os.name == "posix":
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        return path
+
+    @classmethod
+    def read(cls, path: Path, root: Path | None = None) -> Self:
+        """Read one record.
+
+        Args:
+            path: of the file.
+            root: folder of all records; None checks the last four parts of the path only.
+
+        Raises:
+            RecordError: the file is no record, or does not lie where its content says; the message names it.
+        """
+        try:
+            record = cls.from_text(path.read_text(encoding="utf-8"))
+        except (RecordError, OSError, UnicodeDecodeError) as error:
+            raise RecordError(f"{path}: {error}") from error
+        belongs = record.cell.path(Path())
+        lies = path.parts[-4:] if root is None else path.relative_to(root).parts
+        if lies != belongs.parts:
+            raise RecordError(f"{path}: its content says that it lies at {belongs}")
+        return record
+
+    def _document(self) -> dict[str, Any]:
+        document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        document["schema"] = SCHEMA_VERSION
+        document["cell"] = dataclasses.asdict(self.cell)
+        document["scores"] = [_score_document(score) for score in self.scores]
+        return document
+
+
+@dataclass(frozen=True)
+class Store:
+    """Every record under a folder, in order of path, and every file that is none."""
+
+    records: tuple[Record, ...]
+    problems: tuple[RecordError, ...]
+
+    @classmethod
+    def read(cls, root: Path) -> Self:
+        """Read a folder; a file that is no record becomes a problem that names it, and the others are read.
+
+        Files beside the models' folders (`LEADERBOARD.md`) and hidden files (left by a killed process) are no records.
+        """
+        records, problems = [], []
+        for path in _files(root):
+            try:
+                records.append(Record.read(path, root))
+            except RecordError as error:
+                problems.append(error)
+        return cls(tuple(records), tuple(problems))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if Path(folder) != root:
+            yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+
+
+def _score_document(score: Score) -> dict[str, Any]:
+    document = {f.name: getattr(score, f.name) for f in dataclasses.fields(score) if f.name != "metric"}
+    metric = dataclasses.asdict(score.metric)
+    document["delta"] = None if score.delta is None else dataclasses.asdict(score.delta)
+    return {"metric": metric.pop("name"), **metric, **document}
+
+
+def _score(document: dict[str, Any]) -> Score:
+    rest = dict(document)
+    metric = Metric(rest.pop("metric"), rest.pop("unit"), rest.pop("better"), rest.pop("reduction"), rest.pop("chance"))
+    delta = rest.pop("delta")
+    if delta is not None:
+        delta = Delta(**{**delta, "ci95": _pair(delta["ci95"])})
+    return Score(metric, **{**rest, "ci95": _pair(rest["ci95"])}, delta=delta)
+
+
+def _pair(interval: list[float] | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval[0], interval[1])

@@ -1,0 +1,157 @@
+"""The JSON form of a record: strict text, the schema, and the quick check that a reader of thousands can afford."""
+
+import json
+import math
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from quant_bench.errors import RecordError
+
+SCHEMA_VERSION: Final = 1
+
+_TEXT, _NUMBER, _COUNT, _NONE = (str,), (int, float), (int,), (type(None),)
+_OBJECT, _LIST = (dict,), (list,)
+_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    "schema": _COUNT,
+    "state": _TEXT,
+    "reason": _TEXT + _NONE,
+    "cell": _OBJECT,
+    "settings": _OBJECT,
+    "versions": _OBJECT,
+    "identity": _OBJECT,
+    "environment": _OBJECT,
+    "convention": _TEXT + _NONE,
+    "coverage": _OBJECT + _NONE,
+    "scores": _LIST,
+    "details": _OBJECT,
+    "took_seconds": _NUMBER,
+    "prepare_seconds": _NUMBER,
+    "peak_memory_bytes": _COUNT + _NONE,
+}
+_CELL: Final[dict[str, tuple[type, ...]]] = {key: _TEXT for key in ("model", "arm", "quantizer", "task")} | {
+    "seed": _COUNT
+}
+_SCORE: Final[dict[str, tuple[type, ...]]] = {
+    "metric": _TEXT,
+    "unit": _TEXT,
+    "better": _TEXT,
+    "reduction": _TEXT,
+    "chance": _NUMBER + _NONE,
+    "value": _NUMBER,
+    "stderr": _NUMBER + _NONE,
+    "ci95": _LIST + _NONE,
+    "n": _COUNT + _NONE,
+    "delta": _OBJECT + _NONE,
+}
+_DELTA: Final[dict[str, tuple[type, ...]]] = {
+    "value": _NUMBER,
+    "ci95": _LIST + _NONE,
+    "reference": _TEXT,
+    "p_value": _NUMBER + _NONE,
+}
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON schema of a record, as the package ships it."""
+    text = resources.files("quant_bench").joinpath("record.schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@cache
+def _validator() -> Any:
+    Draft202012Validator.check_schema(schema())
+    return Draft202012Validator(schema())
+
+
+def validate(document: object) -> None:
+    """Hold a document against the whole schema.
+
+    Raises:
+        RecordError: it does not fit; the message says where and why.
+    """
+    error = best_match(_validator().iter_errors(document))
+    if error is not None:
+        where = error.json_path.removeprefix("$").removeprefix(".") or "the file"
+        raise RecordError(f"{where}: {error.message[:300]}")
+
+
+def looks_right(document: Any) -> bool:
+    """Whether keys, types and numbers of a record are those that its readers rely on: a small part of the schema."""
+    if not _has(document, _FIELDS) or not _has(document["cell"], _CELL) or document["schema"] != SCHEMA_VERSION:
+        return False
+    measured = document["state"] == "measured"
+    if measured != (document["reason"] is None) or measured != bool(document["scores"]):
+        return False
+    return all(
+        _has(score, _SCORE)
+        and _is_interval(score["ci95"])
+        and (score["delta"] is None or (_has(score["delta"], _DELTA) and _is_interval(score["delta"]["ci95"])))
+        for score in document["scores"]
+    )
+
+
+def plain(document: object) -> Any:
+    """A document as JSON gives it back: keys are texts, tuples are lists.
+
+    Raises:
+        RecordError: a number that is not finite, or a value that JSON does not have; the message says where.
+    """
+    try:
+        return json.loads(json.dumps(document, allow_nan=False))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RecordError(f"{_offender(document, '') or 'the record'} has no place in strict JSON: {error}") from error
+
+
+def dumped(document: object) -> str:
+    """The one text of a document; it has ASCII characters only, so that no reader's encoding can change it."""
+    return json.dumps(document, allow_nan=False, sort_keys=True, indent=1) + "\n"
+
+
+def parsed(text: str) -> Any:
+    """What a strict JSON text says.
+
+    Raises:
+        RecordError: the text is no JSON, is cut short, or holds NaN or Infinity.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no strict JSON: {error}") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _has(document: Any, fields: dict[str, tuple[type, ...]]) -> bool:
+    if type(document) is not dict or document.keys() != fields.keys():
+        return False
+    for key, allowed in fields.items():
+        value = document[key]
+        # type, not isinstance: True is no count
+        if type(value) not in allowed or (type(value) is float and not math.isfinite(value)):
+            return False
+    return True
+
+
+def _is_interval(value: Any) -> bool:
+    return value is None or (len(value) == 2 and all(type(end) in _NUMBER and math.isfinite(end) for end in value))
+
+
+def _offender(value: object, where: str) -> str:
+    """Path of the first value that strict JSON does not have, or an empty text."""
+    if isinstance(value, dict):
+        found = (_offender(inner, f"{where}.{key}" if where else str(key)) for key, inner in value.items())
+        return next((path for path in found if path), "")
+    if isinstance(value, list | tuple):
+        found = (_offender(inner, f"{where}[{index}]") for index, inner in enumerate(value))
+        return next((path for path in found if path), "")
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return ""
+    return f"{where} ({value!r})"

@@ -1,0 +1,142 @@
+"""Scheme shorthands: `w4a4g128-kv8-integer` between people and the full settings of a recipe; knows no torch."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from quant_bench.errors import SpecError
+from quant_bench.spec import Spec, Value
+
+# what a setting means where it is not named; a test holds them equal to SchemeQuantizer's own defaults, and the
+# registry refuses a recipe that changes them: otherwise `w8a8` would mean another thing under another recipe
+DEFAULTS: Final[Mapping[str, Value]] = {
+    "weight_bits": 8,
+    "weight_granularity": "channel",
+    "weight_symmetric": True,
+    "weight_range": "minmax",
+    "activation_bits": 8,
+    "activation_granularity": "token",
+    "activation_symmetric": True,
+    "activation_static": False,
+    "activation_range": "minmax",
+    "percentile": 100.0,
+    "momentum": 0.9,
+    "calibration_batches": 4,
+    "group_size": 128,
+    "scope": "linear",
+    "kv_bits": 16,
+    "execution": "simulated",
+}
+
+# the protocol of the clipped-softmax, gated-attention and OutEffHop tables
+_STATIC: Final[Mapping[str, Value]] = {
+    "weight_granularity": "tensor",
+    "weight_range": "mse",
+    "activation_granularity": "tensor",
+    "activation_symmetric": False,
+    "activation_static": True,
+    "activation_range": "running_minmax",
+    "percentile": 99.999,
+    "scope": "full",
+}
+
+SCHEMES: Final[Mapping[str, str]] = {
+    "w8a8": "weights per channel, activations per token, both symmetric, dynamic ranges",
+    "w8a8-static": "per tensor, static asymmetric activations, every activation tensor: the outlier papers' protocol",
+    "w4a8": "weights in groups of 128, activations per token",
+    "w4a4": "weights per channel, activations per token: shows the damage of outliers",
+    "w4a4g128": "weights and activations in groups of 128: today's W4A4 practice",
+    "w6a6": "weights in groups of 128, activations per token",
+    "w8a16": "weights per channel, float activations",
+    "w4a16": "weights in groups of 128, float activations",
+    "w3a16": "weights in groups of 128, float activations",
+    "w2a16": "weights in groups of 128, float activations",
+}
+
+_SCHEME = re.compile(
+    r"(?:(?P<recipe>[A-Za-z_][A-Za-z0-9_]*):)?"
+    r"w(?P<weight>[2-8]|16)a(?P<activation>[2-8]|16)(?:g(?P<group>[1-9][0-9]{0,5}))?(?P<static>-static)?"
+    r"(?:-kv(?P<kv>[2-8]))?(?:-(?P<execution>simulated|integer|classic))?"
+)
+
+
+def is_scheme(name: str) -> bool:
+    """Whether a name is a shorthand, with or without a recipe before it."""
+    return _SCHEME.fullmatch(name) is not None
+
+
+def expand(text: str) -> Spec:
+    """Recipe and settings that a shorthand stands for; `rtn` where no recipe is named.
+
+    `wXaY`: weights per channel (in groups of 128 below 8 bits, but for w4a4), activations per token, both symmetric
+    with dynamic ranges. `gN`: weights and activations in groups of N. `-static`: the outlier papers' protocol.
+    `-kv8`: 8-bit key/value cache. `-integer`, `-classic`: the execution. 16 bits mean float. Settings may follow in
+    parentheses.
+
+    Raises:
+        SpecError: no such shorthand, or a setting in parentheses contradicts it.
+    """
+    given = Spec.parse(text)
+    match = _SCHEME.fullmatch(given.name)
+    if match is None:
+        raise SpecError(f"{given.name!r} is no scheme; schemes look like w8a8, w4a4g128, w8a8-static, gptq:w4a16-kv8")
+    weight, activation = int(match["weight"]), int(match["activation"])
+    settings: dict[str, Value] = {"weight_bits": weight, "activation_bits": activation}
+    if match["static"]:
+        if match["group"] or weight == 16 or activation == 16:
+            raise SpecError(f"{given.name!r}: -static is per tensor with quantized weights and activations")
+        settings |= dict(_STATIC)
+    elif match["group"] or (weight < 8 and (weight, activation) != (4, 4)):
+        settings |= {"weight_granularity": "group"} if weight < 16 else {}
+        settings |= {"activation_granularity": "group"} if match["group"] and activation < 16 else {}
+        settings["group_size"] = int(match["group"] or 128)
+    settings |= {"kv_bits": int(match["kv"])} if match["kv"] else {}
+    settings |= {"execution": match["execution"]} if match["execution"] else {}
+    for key, value in given.settings.items():
+        if settings.get(key, value) != value:
+            raise SpecError(f"{given.name} already says {key}={settings[key]}; drop {key}={value}")
+    return Spec(match["recipe"] or "rtn", settings | dict(given.settings))
+
+
+def label(canonical: str) -> str:
+    """Short name for people: the shorthand that stands for a canonical quantizer, with what it cannot say behind it.
+
+    `rtn(activation_bits=4,weight_bits=4)` gives `w4a4`; other recipes keep their name (`gptq:w4a16`). What no shorthand
+    says follows in parentheses, and `expand` of the label means the same settings again.
+    """
+    spec = Spec.parse(canonical)
+    # another kind of quantizer has settings of its own; a recipe is known by never lacking both bits
+    if spec.name != "rtn" and not {"weight_bits", "activation_bits"} & set(spec.settings):
+        return canonical
+    full = dict(DEFAULTS) | dict(spec.settings)
+    prefix = "" if spec.name == "rtn" else f"{spec.name}:"
+    fits = [(name, rest) for name in _candidates(prefix, full) if (rest := _unsaid(name, full)) is not None]
+    if not fits:
+        return canonical
+    return str(Spec(*min(fits, key=lambda fit: len(fit[1]))))
+
+
+def execution_of(canonical: str) -> tuple[str, str | None]:
+    """Canonical quantizer without its execution, and the execution where it is named."""
+    spec = Spec.parse(canonical)
+    rest = {key: value for key, value in spec.settings.items() if key != "execution"}
+    named = spec.settings.get("execution")
+    return str(Spec(spec.name, rest)), None if named is None else str(named)
+
+
+def _candidates(prefix: str, full: Mapping[str, Value]) -> list[str]:
+    base = f"{prefix}w{full['weight_bits']}a{full['activation_bits']}"
+    suffix = "" if full["kv_bits"] == 16 else f"-kv{full['kv_bits']}"
+    suffix += "" if full["execution"] == "simulated" else f"-{full['execution']}"
+    return [name + suffix for name in (base, f"{base}g{full['group_size']}", f"{base}-static")]
+
+
+def _unsaid(name: str, full: Mapping[str, Value]) -> dict[str, Value] | None:
+    """Settings that a shorthand does not say, or None where it is no shorthand or contradicts them."""
+    try:
+        stated = dict(expand(name).settings)
+    except SpecError:
+        return None
+    if any(full[key] != value for key, value in stated.items()):
+        return None
+    return {key: value for key, value in full.items() if (dict(DEFAULTS) | stated).get(key, ...) != value}
