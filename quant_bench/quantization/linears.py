@@ -1,0 +1,74 @@
+"""Replacing the matrix products of a model, whichever module they are written with."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from quant_bench.errors import QuantizationError
+from quant_bench.model import LanguageModel, LinearSite
+
+Make = Callable[[LinearSite, nn.Module], nn.Module]
+
+
+def weight_of(linear: nn.Module) -> Float[Tensor, "row col"]:
+    """Weights as (output, input), a view: GPT-2's Conv1D keeps them the other way round.
+
+    Raises:
+        QuantizationError: the module is neither `nn.Linear` nor `Conv1D`.
+    """
+    if isinstance(linear, nn.Linear):
+        return linear.weight.detach()
+    if isinstance(linear, Conv1D):
+        return linear.weight.detach().T
+    raise QuantizationError(f"expected nn.Linear or Conv1D, got {type(linear).__name__}")
+
+
+def bias_of(linear: nn.Module) -> Float[Tensor, " row"] | None:
+    """Bias, or None."""
+    bias = getattr(linear, "bias", None)
+    return None if bias is None else bias.detach()
+
+
+def replace_linears(model: LanguageModel, make: Make) -> LanguageModel:
+    """Put `make(site, linear)` in the place of every matrix product of the decoder layers, in order of execution.
+
+    One at a time, so that float weights are freed as codes are made. Head and embeddings are not touched.
+
+    Args:
+        model: given away.
+        make: gets the site and its `nn.Linear` or `Conv1D` (see `weight_of`, `bias_of`); may return it unchanged.
+
+    Raises:
+        QuantizationError: what `make` raised of this kind, with the module's path in front.
+    """
+    for site in model.layout.linears:
+        parent_path, _, name = site.path.rpartition(".")
+        parent = model.module.get_submodule(parent_path)
+        try:
+            replacement = make(site, getattr(parent, name))
+        except QuantizationError as error:
+            raise QuantizationError(f"{site.path}: {error}") from error
+        setattr(parent, name, replacement.train(model.module.training))
+    return model
+
+
+class RoundedLinear(nn.Module):
+    """A product of float weights with rounded activations: what is left of a scheme whose weights stay in float."""
+
+    def __init__(self, linear: nn.Module, rounding: nn.Module, text: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight_of(linear), requires_grad=False)
+        bias = bias_of(linear)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.rounding = rounding
+        self.text = text
+
+    def forward(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
+        return functional.linear(self.rounding(x), self.weight, self.bias)
+
+    def describe(self) -> str:
+        """How it is quantized, for the coverage report."""
+        return self.text
