@@ -5,11 +5,13 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 CACHE_VARIABLE = "QUANT_BENCH_CACHE"
+_DAY = 86_400.0
 
 
 def cache_folder(given: Path | None = None) -> Path:
@@ -37,6 +39,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def sweep(parent: Path, prefix: str) -> None:
+    """Delete what killed processes left: folders whose name starts with `prefix`, unchanged for a day."""
+    for left in parent.glob(f"{prefix}*"):
+        if left.is_dir() and time.time() - left.stat().st_mtime > _DAY:
+            shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def folder_made_whole(target: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends without error.
@@ -45,6 +54,7 @@ def folder_made_whole(target: Path) -> Iterator[Path]:
     folder whose name starts with a dot and that nobody reads.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    sweep(target.parent, f".{target.name}.")
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield work

@@ -61,6 +61,8 @@ def check_config(folder: Path, trust_remote_code: bool) -> None:
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json")
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(f"{folder} holds an adapter; merge it into its model and save that")
     config = _json(folder / "config.json")
     tokenizer = folder / "tokenizer_config.json"
     for file, content in (("config.json", config), (tokenizer.name, _json(tokenizer) if tokenizer.is_file() else {})):

@@ -46,12 +46,16 @@ def convert(path: Path, cache: Path) -> Converted:
             raise ModelError(f"{path} is not a GGUF file (it does not begin with 'GGUF')")
     sha256 = file_sha256(path, cache)
     folder = cache / "gguf" / f"{sha256}.{_CONVERSION}"
-    if not (folder / _NOTE).is_file():
+    if not folder.is_dir():
         logger.info("dequantizing %s into %s (once)", path.name, folder)
         with folder_made_whole(folder) as work:
             _write(path, work)
-    note = json.loads((folder / _NOTE).read_text(encoding="utf8"))
-    if file_sha256(folder / "model.safetensors", cache) != note["safetensors_sha256"]:
+    try:
+        note = json.loads((folder / _NOTE).read_text(encoding="utf8"))
+        whole = file_sha256(folder / "model.safetensors", cache) == note["safetensors_sha256"]
+    except (OSError, ValueError, KeyError):
+        whole = False
+    if not whole:
         raise ModelError(f"{folder} has changed since it was converted; delete the folder and it is made again")
     return Converted(folder, sha256, note["note"])
 

