@@ -207,6 +207,16 @@ class Store:
                 problems.append(error)
         return cls(tuple(records), tuple(problems))
 
+    def valid(self) -> tuple[Record, ...]:
+        """The records, when there is no problem.
+
+        Raises:
+            RecordError: a file is no record; the message names every one.
+        """
+        if self.problems:
+            raise RecordError("\n".join(str(problem) for problem in self.problems))
+        return self.records
+
 
 def _files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):

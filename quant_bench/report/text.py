@@ -1,0 +1,79 @@
+"""Numbers for people, and text from elsewhere made harmless for each output format."""
+
+import math
+import re
+from typing import Final
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+# signs that start markup wherever they stand; an underscore at a word's edge; what makes a list or a heading of a
+# line's beginning; the full stop and colon by which an address is known
+_MARKDOWN: Final = re.compile(
+    r"[\\`*{}\[\]|~$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[#+-]|(?<=^[0-9])\.(?= )"
+    r"|(?<=[A-Za-z])\.(?=[A-Za-z])|:(?=/)"
+)
+_LATEX: Final = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "Δ": r"$\Delta$",
+    "·": r"$\cdot$",
+    "−": r"$-$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "–": "--",
+    "†": r"\dag{}",
+    "‡": r"\ddag{}",
+    "…": r"\ldots{}",
+}
+
+
+def number(value: float) -> str:
+    """Four significant digits or so: 29.94, 0.3256, 4,136, 1.3e-05; whole numbers stay whole."""
+    size = abs(value)
+    if value == math.trunc(value) and size < 1e9:
+        return f"{int(value):,}"
+    if size >= 1e7 or size < 1e-3:
+        return f"{value:.2e}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if size >= 10 else f"{value:.3f}" if size >= 1 else f"{value:.4f}"
+
+
+def signed(value: float) -> str:
+    """A difference: always with its sign."""
+    return f"+{number(value)}" if value > 0 else number(value)
+
+
+def visible(text: str) -> str:
+    """Text on one line without control, direction-changing or unpaired characters; they are shown as U+XXXX."""
+    return _CONTROL.sub(lambda match: " " if match[0] in "\n\t" else f"<U+{ord(match[0]):04X}>", text)
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no end of a table's cell, no link, no mention."""
+    html = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKDOWN.sub(r"\\\g<0>", html)
+
+
+def latex(text: str) -> str:
+    """Text that LaTeX prints as it is; characters beyond ASCII that the tables do not use become a question mark."""
+    return "".join(_LATEX.get(sign, sign if sign.isascii() else "?") for sign in visible(text))
+
+
+def csv(text: str) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    shown = visible(text)
+    return f"'{shown}" if shown.lstrip()[:1] in ("=", "+", "-", "@") and shown else shown
