@@ -158,9 +158,9 @@ class Statistics:
         bins = np.log(np.maximum(mu, 1.0)) / np.log(_MU_RATIO)
         self._mu_counts += np.bincount(np.minimum(bins, _MU_BINS - 1).astype(np.int64), minlength=_MU_BINS)
 
-    def row(self) -> dict[str, float | int | str | None]:
+    def row(self) -> dict[str, Any]:
         """The tensor's line in the table per layer and site; None where a value has no meaning for it."""
-        row: dict[str, float | int | str | None] = {"layer": self.point.layer, "kind": self.point.kind}
+        row: dict[str, Any] = {"layer": self.point.layer, "kind": self.point.kind}
         for name in _AVERAGED:
             row[name] = self._sums[name] / self._counts[name] if self._counts[name] else None
         row["pooled_kurtosis"] = self.pooled.kurtosis if self.point.is_site else None
