@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from quant_bench.attention import Key, Query, causal_mask, core_of, set_router
+from quant_bench.attention import ATTENTION, Key, Query, causal_mask, core_of, set_router
+from quant_bench.errors import ModelError
 from quant_bench.model import LanguageModel
 
 Path = Float[Tensor, "batch kv_head path dim"]
@@ -82,6 +83,7 @@ class _Row:
         self.segments = segments
         self.stops = list(accumulate(len(segment.tokens) for segment in segments))
         self.parents = {segment.parent for segment in segments if isinstance(segment.parent, int)}
+        self.used = False
         self.depths: list[int] = []
         for segment in segments:
             above = segment.parent
@@ -101,6 +103,7 @@ class _Row:
     def __call__(
         self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float, window: int | None
     ) -> Query:
+        self.used = True
         core = core_of(module)
         # token before head in memory, so that transformers' transpose back costs nothing
         mixed = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3])).transpose(1, 2)
@@ -155,6 +158,9 @@ def packed_hidden(model: LanguageModel, segments: Sequence[Segment]) -> Float[Te
     Args:
         model: float or quantized.
         segments: parents stand before their children.
+
+    Raises:
+        ModelError: the model computes attention elsewhere than at `quant_bench.attention`.
     """
     row = _Row(segments)
     ids = torch.tensor([row.ids()], device=model.device)
@@ -164,6 +170,8 @@ def packed_hidden(model: LanguageModel, segments: Sequence[Segment]) -> Float[Te
         hidden = model.body(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
     finally:
         set_router(None)
+    if not row.used:
+        raise ModelError(f"{type(model.module).__name__} is not loaded with attn_implementation={ATTENTION!r}")
     for segment in segments:
         if segment.keep and isinstance(segment.parent, Memory):
             segment.parent.length += len(segment.tokens)

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from quant_bench.attention import ATTENTION
+from quant_bench.errors import ModelError
 from quant_bench.model import LanguageModel, ModelIdentity
 from quant_bench.models.layouts import layout_of
 from quant_bench.packing import Memory, Segment, packed_hidden
@@ -171,3 +172,10 @@ def test_the_router_is_removed_when_a_forward_fails() -> None:
     with torch.inference_mode():
         ordinary = model.body(input_ids=torch.tensor([ids, ids]), use_cache=False).last_hidden_state
     close(ordinary[1], plain(model, ids))
+
+
+def test_a_model_with_another_attention_is_refused() -> None:
+    model = tiny("llama")
+    model.module.set_attn_implementation("sdpa")
+    with pytest.raises(ModelError, match="attn_implementation"):
+        packed_hidden(model, [Segment(tokens(4, 1)), Segment(tokens(4, 2))])
