@@ -109,7 +109,7 @@ def awkward() -> list[tuple[str, str]]:
     return [
         ("", "the river city"),
         ("", "<s>the old city"),
-        ("<s>the old", " river"),
+        ("<s>the seven", " river"),
         ("because light ", "wrote"),
         (prose(3, 400), " " + prose(4, 20)),
         ("a", " new"),
@@ -185,16 +185,15 @@ def test_a_text_ends_at_the_end_of_sequence_token_as_in_plain_lm_eval() -> None:
     asked = pairs("generate_until", [(prose(seed, 9), {"until": ["@@"], "max_gen_toks": 30}) for seed in range(8)])  # type: ignore[misc]
     lm = HarnessLM(model)
     lm.generate_until(asked)
-    # the token that some text writes fifth now means its end
+    # a token that the first text writes now means its end
     ids = tokenizer.encode(lm.generations[0].text)
-    model.module.generation_config.eos_token_id = [1, ids[4]]
+    model.module.generation_config.eos_token_id = [1, ids[12]]
     plain = reference(model, tokenizer)
-    plain.model.generation_config.eos_token_id = [1, ids[4]]
+    plain.model.generation_config.eos_token_id = [1, ids[12]]
     lm = HarnessLM(model)
     assert lm.generate_until(asked) == plain.generate_until(asked, disable_tqdm=True)
-    reasons = [generation.reason for generation in lm.generations]
-    assert reasons[0] == "eos"
-    assert lm.generations[0].tokens <= 5
+    assert lm.generations[0].reason == "eos"
+    assert lm.generations[0].tokens < 30
 
 
 def test_a_stop_string_is_reported_and_cut() -> None:
@@ -211,7 +210,7 @@ def test_a_stop_string_is_reported_and_cut() -> None:
 def test_sampling_is_refused() -> None:
     lm = HarnessLM(tiny("llama", make_tokenizer()))
     with pytest.raises(NotApplicable, match="greedy"):
-        lm.generate_until(pairs("generate_until", [("a", {"until": ["@"], "do_sample": True, "temperature": 0.5})]))  # type: ignore[list-item]
+        lm.generate_until(pairs("generate_until", [("a", {"until": ["@"], "do_sample": True, "max_gen_toks": 4})]))  # type: ignore[list-item]
 
 
 @pytest.fixture
