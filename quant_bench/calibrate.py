@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,7 @@ _SPARE = 1.25
 _SAMPLE_CHARACTERS = 1 << 16
 
 
+@runtime_checkable
 class CalibrationText(Protocol):
     """What `data.Text` offers: rows, a name and the digest of the text."""
 
@@ -144,7 +145,7 @@ class RangeWatch:
         self._last: tuple[Tensor, Tails] | None = None
         self._undo: list[Callable[[], None]] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RangeWatch":
         return self
 
     def __exit__(

@@ -38,7 +38,10 @@ def coverage_of(model: LanguageModel, notes: tuple[str, ...] = ()) -> Coverage:
             skipped[path] = _reason(model, path, module)
             products += _size(module)
         elif isinstance(module, nn.Embedding):
-            skipped[path] = "a lookup, no product; stays in float"
+            if hasattr(module, "output_rounding"):
+                quantized[path] = "a lookup: weights and output rounded per tensor, static (storage stays in float)"
+            else:
+                skipped[path] = "a lookup; stays in float"
     return Coverage(
         quantized=quantized,
         skipped=skipped,
