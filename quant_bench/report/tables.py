@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """Headings, rows and footnotes, as text that no format has escaped yet; the first `words` columns are no numbers."""
+    """Headings, rows and footnotes, not yet escaped for any format; the first `words` columns are no numbers."""
 
     title: str
     headings: tuple[str, ...]
