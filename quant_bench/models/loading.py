@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
@@ -16,6 +14,7 @@ from quant_bench.errors import ModelError
 from quant_bench.identity import ModelIdentity
 from quant_bench.model import LanguageModel
 from quant_bench.models.layouts import layout_of
+from quant_bench.models.quiet import quiet
 from quant_bench.models.sources import LoadOptions, Source, find
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -73,21 +72,6 @@ def from_module(module: nn.Module, tokenizer: Any, name: str = "memory") -> Lang
     return LanguageModel(module=_frozen(module), tokenizer=tokenizer, identity=identity, layout=layout)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars for terminals."""
-    from transformers.utils import logging
-
-    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
-
-
 def _frozen(module: nn.Module) -> nn.Module:
     return module.eval().requires_grad_(False)
 
@@ -109,7 +93,7 @@ def _tokenizer(source: Source, options: LoadOptions) -> Any:
         return AutoTokenizer.from_pretrained(
             source.folder, trust_remote_code=options.trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise ModelError(f"{source.identity.name!r}: the tokenizer cannot be loaded: {error}") from error
 
 
@@ -127,7 +111,7 @@ def _module(source: Source, options: LoadOptions) -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise ModelError(f"{name!r} cannot be loaded: {error}") from error
     # transformers only warns, and fills what it does not find with random numbers
     for key in ("missing_keys", "mismatched_keys"):
