@@ -12,17 +12,22 @@ from typing import Any
 
 import torch
 from jaxtyping import Int8, Int32, Int64
+from numba.core.errors import NumbaError
 from torch import Tensor
 from torch.nn import functional
 
 from quant_bench.errors import KernelError
+from quant_bench.lowbit.products import vnni_product
+from quant_bench.lowbit.vnni import supported
 
 Product = Callable[[Int8[Tensor, "token col"], Int8[Tensor, "row col"]], Int32[Tensor, "token row"]]
 
 # (token, col, row) of the self-test: one token, odd sizes, and a width where a float32 sum would not be exact
 _SHAPES = ((1, 64, 64), (7, 577, 35), (33, 2048, 192))
 _FLOAT32_EXACT = 1 << 24
-_FLOAT64_EXACT = 1 << 53
+
+# the name of our own kernel, which runs whole layers and not only products
+VNNI = "vnni tiles"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def self_test(product: Product, device: torch.device) -> str:
         for left, right in cases:
             try:
                 got = product(left.to(device), right.to(device)).cpu().long()
-            except (RuntimeError, NotImplementedError, TypeError) as error:
+            except (RuntimeError, NotImplementedError, TypeError, NumbaError) as error:
                 return f"failed: {type(error).__name__}: {str(error).splitlines()[0]}"
             worst = max(worst, int((got - int64_product(left, right)).abs().max()))
     return "exact" if worst == 0 else f"wrong by up to {worst}"
@@ -100,22 +105,20 @@ def _candidates(device: torch.device) -> list[tuple[str, Product]]:
         # TF32 would round the float32 operands, so the float64 product comes first
         return [("torch._int_mm padded", int_mm_padded), *reversed(plain)]
     if device.type == "cpu":
-        return [("torch._int_mm", int_mm), *plain]
+        own: list[tuple[str, Product]] = [(VNNI, vnni_product)] if supported() else []
+        return [*own, ("torch._int_mm", int_mm), *plain]
     return plain
 
 
 @cache
 def _choose(kind: str, index: int | None) -> Kernel:
     device = torch.device(kind, index) if index is not None else torch.device(kind)
-    tested: list[tuple[str, str]] = []
-    for name, product in _candidates(device):
-        verdict = self_test(product, device)
-        tested.append((name, verdict))
+    candidates = _candidates(device)
+    tested = tuple((name, self_test(product, device)) for name, product in candidates)
+    for (name, product), (_, verdict) in zip(candidates, tested, strict=True):
         if verdict == "exact":
-            why = "first candidate whose accumulators all equal int64 on full-range operands"
-            if len(tested) > 1:
-                why += "; before it: " + ", ".join(f"{other} {said}" for other, said in tested[:-1])
-            return Kernel(name, product, why, tuple(tested))
+            why = "fastest candidate whose accumulators all equal int64 on full-range operands"
+            return Kernel(name, product, why, tested)
     raise KernelError(f"no exact integer product on {device}: {tested}")
 
 

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quant_bench.errors import QuantizationError
-from quant_bench.lowbit import plain
+from quant_bench.lowbit import cpu, plain
 from quant_bench.lowbit.activation import ActivationRule, encode, fake_quantize, saturation
 from quant_bench.lowbit.codes import WeightCodes, keep_dtype
-from quant_bench.lowbit.kernels import choose_kernel
+from quant_bench.lowbit.kernels import VNNI, choose_kernel
+from quant_bench.lowbit.operands import FloatOperand, IntegerOperand, Operand
 from quant_bench.quantizer import Execution
 
 
@@ -134,11 +135,8 @@ class QuantLinear(nn.Module):
                 self.saturation = saturation(x, rule)
             if self.execution == "classic":
                 return self._float_product(fake_quantize(x, rule))
-            flat = x.reshape(-1, x.shape[-1]).float()
-            if self.execution == "integer":
-                out = plain.integer_linear(flat, self.weight, rule, self.bias)
-            else:
-                out = plain.simulated_linear(flat, self._centred(), self.weight, rule, self.bias)
+            flat = x.detach().reshape(-1, x.shape[-1]).float()
+            out = self._on_cpu(flat, rule) if x.device.type == "cpu" else self._anywhere(flat, rule)
             return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
     def accumulators(self, x: Float[Tensor, "*batch col"]) -> Int32[Tensor, "group token row"]:
@@ -167,8 +165,23 @@ class QuantLinear(nn.Module):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return functional.linear(x, weight.to(x.dtype), bias)
 
-    def _centred(self) -> Float[Tensor, "row col"]:
-        return self._cached("centred", self.weight.centred)
+    def _on_cpu(self, x: Float[Tensor, "token col"], rule: ActivationRule) -> Float[Tensor, "token row"]:
+        """Compiled loops around a product."""
+        layer: cpu.Prepared = self._cached("prepared", lambda: cpu.prepare(self.weight, rule, self.bias))
+        if self.execution == "simulated":
+            operand: Operand = self._cached("float", lambda: FloatOperand(self.weight, layer.group))
+            return cpu.tiled_linear(x, layer, rule, operand)
+        kernel = choose_kernel("cpu")
+        if kernel.name == VNNI:
+            return cpu.vnni_linear(x, layer, rule)
+        return cpu.tiled_linear(x, layer, rule, IntegerOperand(self.weight, layer.group, kernel.product))
+
+    def _anywhere(self, x: Float[Tensor, "token col"], rule: ActivationRule) -> Float[Tensor, "token row"]:
+        """The definition in plain torch."""
+        if self.execution == "integer":
+            return plain.integer_linear(x, self.weight, rule, self.bias)
+        centred = self._cached("centred", self.weight.centred)
+        return plain.simulated_linear(x, centred, self.weight, rule, self.bias)
 
     def _cached(self, key: str, make: Callable[[], Any]) -> Any:
         if key not in self._derived:
