@@ -1,0 +1,110 @@
+"""The same from Python: `run`, `quantize`, `evaluate`, `leaderboard`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from quant_bench.model import LanguageModel
+    from quant_bench.run import Outcome
+    from quant_bench.score import Score
+
+
+def run(
+    model: str,
+    *,
+    quantizers: Sequence[str] = ("none",),
+    tasks: Sequence[str] = (),
+    results: Path | str = "results",
+    **options: Any,
+) -> "list[Outcome]":
+    """Run cells end to end and write their records; finished cells are skipped.
+
+    Args:
+        model: alias, hub id, folder, GGUF file or `pypi:PACKAGE==VERSION`.
+        quantizers: specs or scheme shorthands such as `w8a8` and `w4a4g128-integer`.
+        tasks: specs such as `wikitext2` and `hellaswag(limit=100)`; none for the default ones.
+        results: folder of the records.
+        options: the other fields of `quant_bench.run.RunOptions`.
+
+    Returns:
+        One outcome a cell, with its record.
+    """
+    from quant_bench.plan import DEFAULT_TASKS, RunOptions
+    from quant_bench.run import run_cells
+
+    chosen = tuple(tasks) or DEFAULT_TASKS
+    return run_cells(RunOptions(model, quantizers=tuple(quantizers), tasks=chosen, results=Path(results), **options))
+
+
+def quantize(
+    model: "LanguageModel", quantizer: str, *, data: Path | str | None = None, seed: int = 0
+) -> "LanguageModel":
+    """Quantize a loaded model. The model is given away; use the one returned.
+
+    Args:
+        model: from `load_model`.
+        quantizer: spec or scheme shorthand.
+        data: offline mirror for the calibration text of quantizers that need one.
+        seed: chooses the calibration sequences.
+
+    Raises:
+        Blocked: the quantizer needs calibration text and there is none.
+    """
+    from quant_bench import calibrate, registry
+    from quant_bench.data import DataSource
+    from quant_bench.quantizer import Calibration
+
+    chosen = registry.build("quantizers", quantizer)
+    calibration = Calibration()
+    if chosen.calibration_sequences:
+        text = DataSource(None if data is None else Path(data)).calibration_text()
+        calibration = calibrate.token_batches(
+            model.tokenizer, text, sequences=chosen.calibration_sequences, seed=seed
+        )
+    return chosen.quantize(model, calibration)
+
+
+def evaluate(
+    model: "LanguageModel", task: str, *, data: Path | str | None = None, seed: int = 0, cache: Path | str | None = None
+) -> "list[Score]":
+    """Ask one task's questions; scores carry intervals, and no difference (there is no reference here).
+
+    Args:
+        model: float or quantized.
+        task: spec such as `wikitext2(limit=8)`.
+        data: offline mirror, or None for `QUANT_BENCH_DATA` or the hub.
+        seed: of the bootstrap and of anything drawn.
+        cache: folder for what may be thrown away; None for the user's cache folder.
+
+    Raises:
+        Blocked: data are missing.
+        NotApplicable: the task makes no sense for this model.
+    """
+    from quant_bench import models, registry
+    from quant_bench.data import DataSource
+    from quant_bench.probe import Probe
+    from quant_bench.score import Score
+    from quant_bench.statistics import score_of
+    from quant_bench.task import Context
+
+    chosen = registry.build("tasks", task)
+    context = Context(
+        data=DataSource(None if data is None else Path(data)),
+        cache=models.cache_folder() if cache is None else Path(cache),
+        probe=Probe.off(),
+        seed=seed,
+    )
+    chosen.prepare(model, context)
+    found = chosen.evaluate(model, context)
+    plain = [Score(score.metric, score.value, n=score.n) for score in found.plain]
+    return plain + [score_of(measure, found.samples, seed) for measure in found.measures]
+
+
+def leaderboard(results: Path | str = "results") -> "pd.DataFrame":
+    """The leaderboard of a folder of records, one row a model, arm, quantizer and convention; needs no torch."""
+    from quant_bench.report import leaderboard as build
+
+    return build(Path(results))

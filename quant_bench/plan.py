@@ -1,0 +1,205 @@
+"""Plan: options -> the cells that they name, and which of them are done already."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import quant_bench
+from quant_bench import registry
+from quant_bench.arm import Arm
+from quant_bench.errors import RecordError, SpecError
+from quant_bench.quantizer import Quantizer
+from quant_bench.record import Cell, Record
+from quant_bench.samples import SampleStore, digest_of
+from quant_bench.task import Task
+
+DEFAULT_TASKS = ("wikitext2", "outliers", "parity")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `quant-bench run` was asked to do.
+
+    Attributes:
+        model: alias, hub id, folder, GGUF file or `pypi:PACKAGE==VERSION`.
+        arms: arm specs.
+        quantizers: quantizer specs or scheme shorthands.
+        tasks: task specs.
+        seeds: one cell each.
+        limit: first so many items of every task that states none of its own.
+        batch_size: sequences generated side by side, or `auto`; never changes a score.
+        seq_length: tokens a window, for every task that has such a setting.
+        dtype: of the float parts.
+        device: torch device.
+        data: offline mirror, or None for `QUANT_BENCH_DATA` or the hub.
+        results: where records lie.
+        cache: what may be thrown away; None for the user's cache folder.
+        dry_run: only say what would run.
+        force: measure again what is done.
+        trust_remote_code: allow code that comes with a model; stored in the record.
+        revision: hub revision.
+    """
+
+    model: str
+    arms: tuple[str, ...] = ("softmax",)
+    quantizers: tuple[str, ...] = ("none",)
+    tasks: tuple[str, ...] = DEFAULT_TASKS
+    seeds: tuple[int, ...] = (0,)
+    limit: int | None = None
+    batch_size: int | Literal["auto"] = "auto"
+    seq_length: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    data: Path | None = None
+    results: Path = Path("results")
+    cache: Path | None = None
+    dry_run: bool = False
+    force: bool = False
+    trust_remote_code: bool = False
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a finished cell must agree with, beside its name, to count as done."""
+
+    weights_sha256: str
+    tokenizer_sha256: str
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell with the objects that it names."""
+
+    cell: Cell
+    arm: Arm
+    quantizer: Quantizer
+    task: Task
+
+    def versions(self) -> dict[str, Any]:
+        """Versions that a finished record must carry to count as done."""
+        return {
+            "arm": self.arm.version,
+            "quantizer": self.quantizer.version,
+            "task": self.task.version,
+            "quant_bench": quant_bench.__version__,
+        }
+
+
+def model_name(options: RunOptions) -> str:
+    """The model's part of a cell: its name, then what else changes its numbers."""
+    name = options.model if options.revision is None else f"{options.model}@{options.revision}"
+    return name if options.dtype == "float32" else f"{name} {options.dtype}"
+
+
+def planned_cells(options: RunOptions) -> list[PlannedCell]:
+    """Every cell of the product, the float model first, so that later cells can be compared with it."""
+    arms = [registry.build("arms", text) for text in options.arms]
+    quantizers = _unique(registry.build("quantizers", text) for text in options.quantizers)
+    quantizers.sort(key=lambda quantizer: registry.canonical("quantizers", quantizer) != "none")
+    tasks = _unique(_with_limits(registry.build("tasks", text), options) for text in options.tasks)
+    planned = []
+    for seed in options.seeds:
+        for arm in arms:
+            for quantizer in quantizers:
+                for task in tasks:
+                    cell = Cell(
+                        model=model_name(options),
+                        arm=registry.canonical("arms", arm),
+                        quantizer=registry.canonical("quantizers", quantizer),
+                        task=registry.canonical("tasks", task),
+                        seed=seed,
+                    )
+                    planned.append(PlannedCell(cell, arm, quantizer, task))
+    if not planned:
+        raise SpecError("nothing to run: name at least one arm, quantizer, task and seed")
+    return planned
+
+
+def _unique(plugins: Any) -> list[Any]:
+    """Without repetitions (`w8a8` and `rtn` are one quantizer), in the order given."""
+    return list(dict.fromkeys(plugins))
+
+
+def _with_limits(task: Task, options: RunOptions) -> Task:
+    """The task with the run's limit and sequence length where it states none itself."""
+    changes: dict[str, Any] = {}
+    names = {field.name for field in fields(task)}
+    if options.limit is not None and task.limit is None:
+        changes["limit"] = options.limit
+    if options.seq_length is not None and "seq_length" in names and getattr(task, "seq_length") is None:  # noqa: B009
+        changes["seq_length"] = options.seq_length
+    return replace(task, **changes)
+
+
+def finished(planned: PlannedCell, options: RunOptions, identity: Identity) -> Record | None:
+    """The record of a cell that needs no more work, or None.
+
+    `failed` and `blocked` cells are tried again; so is a cell of other weights, tokenizer or plugin versions: its name
+    is the same, its numbers are not.
+    """
+    path = planned.cell.path(options.results)
+    if options.force or not path.is_file():
+        return None
+    record = Record.read(path, options.results)
+    if record.state not in ("measured", "not_applicable"):
+        return None
+    stored = (record.identity.get("weights_sha256"), record.identity.get("tokenizer_sha256"))
+    if stored != (identity.weights_sha256, identity.tokenizer_sha256):
+        return None
+    return record if all(record.versions.get(key) == value for key, value in planned.versions().items()) else None
+
+
+def sample_key(planned: PlannedCell, identity: Identity, calibration_sha256: str | None) -> str:
+    """Key of a cell's samples: weights, plugins, settings, versions, calibration and seed, never a name or a path.
+
+    So neither another model under the same name nor a changed setting can find the answers of this one.
+    """
+    return digest_of(
+        {
+            "weights": identity.weights_sha256,
+            "tokenizer": identity.tokenizer_sha256,
+            "dtype": planned.cell.model.partition(" ")[2] or "float32",
+            "arm": planned.cell.arm,
+            "quantizer": planned.cell.quantizer,
+            "task": planned.cell.task,
+            "seed": planned.cell.seed,
+            "versions": planned.versions(),
+            "calibration": calibration_sha256,
+        }
+    )
+
+
+def float_twin(planned: PlannedCell) -> PlannedCell:
+    """The cell of the same model, arm, task and seed without quantization."""
+    twin = replace(planned.cell, quantizer="none")
+    return PlannedCell(twin, planned.arm, registry.build("quantizers", "none"), planned.task)
+
+
+def pending_cells(
+    cells: list[PlannedCell], options: RunOptions, identity: Identity, store: SampleStore
+) -> tuple[list[PlannedCell], list[tuple[PlannedCell, Record]]]:
+    """Cells to run and cells that are done.
+
+    A finished float cell whose samples are gone runs again when a cell to run would be compared with it: a missing
+    reference must never turn into a missing difference without anybody having asked for that.
+    """
+    done: list[tuple[PlannedCell, Record]] = []
+    todo: list[PlannedCell] = []
+    for planned in cells:
+        try:
+            record = finished(planned, options, identity)
+        except RecordError as error:
+            raise RecordError(f"{error}; move it away or use --force to measure the cell again") from error
+        if record is None:
+            todo.append(planned)
+        else:
+            done.append((planned, record))
+    wanted = {float_twin(planned).cell for planned in todo if planned.cell.quantizer != "none"}
+    for planned, record in list(done):
+        if planned.cell in wanted and not store.path(sample_key(planned, identity, None)).is_file():
+            done.remove((planned, record))
+            todo.append(planned)
+    order = {planned.cell: index for index, planned in enumerate(cells)}
+    todo.sort(key=lambda planned: order[planned.cell])
+    return todo, done

@@ -1,0 +1,320 @@
+"""One cell end to end: the only module that knows every stage.
+
+Cells of one quantized model run together: the model is loaded and quantized once, its tasks share forward passes
+(`Context.pass_memo`), and all quantizers of a float model share its tokenized requests (`Context.model_memo`). Each
+record is written as soon as its cell is done, after the samples behind it, so that a killed run loses one cell at most.
+"""
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from quant_bench import calibrate, models, registry
+from quant_bench.data import DataSource
+from quant_bench.environment import PeakMemory, environment, versions
+from quant_bench.errors import Blocked, NotApplicable, RecordError, SpecError
+from quant_bench.lowbit.floats import pack_float_linears_
+from quant_bench.lowbit.memory import tune_allocator
+from quant_bench.model import LanguageModel, ModelIdentity
+from quant_bench.plan import (
+    Identity,
+    PlannedCell,
+    RunOptions,
+    finished,
+    float_twin,
+    pending_cells,
+    planned_cells,
+    sample_key,
+)
+from quant_bench.probe import Probe
+from quant_bench.progress import Progressor
+from quant_bench.quantizer import Calibration
+from quant_bench.record import Cell, Record
+from quant_bench.samples import Samples, SampleStore, digest_of
+from quant_bench.score import Score
+from quant_bench.statistics import delta_of, score_of
+from quant_bench.task import Context, Evaluation
+
+__all__ = ["Outcome", "RunOptions", "run_cells"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell.
+
+    Attributes:
+        cell: which one.
+        state: of its record, or `planned` in a dry run.
+        path: where its record lies.
+        record: the record; None in a dry run.
+        skipped: whether it was done before this run.
+    """
+
+    cell: Cell
+    state: str
+    path: Path
+    record: Record | None
+    skipped: bool
+
+
+@dataclass
+class _Run:
+    """State that one run hands from cell to cell."""
+
+    options: RunOptions
+    cache: Path
+    data: DataSource
+    store: SampleStore
+    progressor: Progressor
+    report: Callable[[Outcome], None]
+    outcomes: list[Outcome] = field(default_factory=list)
+    memory: PeakMemory = field(default_factory=PeakMemory)
+    model_memo: dict[Any, Any] = field(default_factory=dict)
+
+    def finish(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.report(outcome)
+
+
+def run_cells(options: RunOptions, report: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
+    """Run every cell that is not done, and return one outcome a cell.
+
+    Args:
+        options: what to run.
+        report: called with each outcome as soon as it is known.
+
+    Raises:
+        SpecError, UnknownPlugin: a spec cannot be read.
+        ModelError: the model cannot be loaded.
+        RecordError: a record in the way cannot be read, or the results cannot be written.
+    """
+    cells = planned_cells(options)
+    cache = options.cache or models.cache_folder()
+    load_options = _load_options(options, cache)
+    found = models.identify(options.model, load_options)
+    identity = Identity(found.weights_sha256, found.tokenizer_sha256)
+    store = SampleStore(cache)
+    todo, done = pending_cells(cells, options, identity, store)
+    if options.dry_run:
+        skipped = [Outcome(p.cell, r.state, p.cell.path(options.results), r, True) for p, r in done]
+        planned = [Outcome(p.cell, "planned", p.cell.path(options.results), None, False) for p in todo]
+        for outcome in skipped + planned:
+            report(outcome)
+        return skipped + planned
+    tune_allocator()
+    _check_writable(options.results)
+    with Progressor(len(cells)) as progressor:
+        run = _Run(options, cache, DataSource(options.data), store, progressor, report)
+        for planned_cell, record in done:
+            progressor.advance()
+            path = planned_cell.cell.path(options.results)
+            run.finish(Outcome(planned_cell.cell, record.state, path, record, True))
+        for _, group in groupby(todo, key=lambda p: (p.cell.seed, p.cell.arm)):
+            run.model_memo.clear()
+            for _, same_model in groupby(list(group), key=lambda p: p.cell.quantizer):
+                _run_group(run, list(same_model), identity)
+    return run.outcomes
+
+
+def _load_options(options: RunOptions, cache: Path) -> models.LoadOptions:
+    return models.LoadOptions(
+        dtype=options.dtype,
+        device=options.device,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        cache=cache,
+    )
+
+
+def _check_writable(results: Path) -> None:
+    """Find out before hours of work that the results cannot be stored."""
+    probe = results / ".writable"
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        probe.write_text("", encoding="ascii")
+        probe.unlink()
+    except OSError as error:
+        raise RecordError(f"cannot write records to {str(results)!r}: {error}") from error
+
+
+def _run_group(run: _Run, group: list[PlannedCell], identity: Identity) -> None:
+    """All cells of one quantized model."""
+    first = group[0]
+    run.progressor.cell(f"{first.cell.quantizer}: loading")
+    started = time.perf_counter()
+    try:
+        calibration = _calibration(run, first)
+        model = _quantized(run, first, calibration)
+    except Exception as error:
+        for planned in group:
+            _store_failure(run, planned, identity, error, time.perf_counter() - started)
+        return
+    prepare_took = time.perf_counter() - started
+    pass_memo: dict[Any, Any] = {}
+    for planned in group:
+        planned.task.prepare(model, _context(run, planned, identity, Probe.off(), pass_memo))
+    for planned in group:
+        run.progressor.cell(f"{planned.cell.quantizer}: {planned.cell.task}")
+        run.memory.reset()
+        started = time.perf_counter()
+        try:
+            probe = _probe(run, planned, identity)
+            context = _context(run, planned, identity, probe, pass_memo)
+            evaluation = planned.task.evaluate(model, context)
+            probe.save()
+            record = _measured(run, planned, model, calibration, evaluation)
+        except Exception as error:
+            _store_failure(run, planned, model.identity, error, time.perf_counter() - started)
+            continue
+        _write(run, planned, record.with_cost(time.perf_counter() - started, run.memory.bytes(), prepare_took))
+
+
+def _calibration(run: _Run, planned: PlannedCell) -> Calibration:
+    """The calibration that the quantizer asks for, the same for all quantizers of a model that ask for as much."""
+    wanted = planned.quantizer.calibration_sequences
+    if wanted == 0:
+        return Calibration()
+    key = ("calibration", wanted, planned.cell.seed)
+    if key not in run.model_memo:
+        tokenizer = models.load_tokenizer(run.options.model, _load_options(run.options, run.cache))
+        text = run.data.calibration_text()
+        run.model_memo[key] = calibrate.token_batches(tokenizer, text, sequences=wanted, seed=planned.cell.seed)
+    calibration: Calibration = run.model_memo[key]
+    return calibration
+
+
+def _quantized(run: _Run, planned: PlannedCell, calibration: Calibration) -> LanguageModel:
+    model = models.load_model(run.options.model, _load_options(run.options, run.cache))
+    model = planned.arm.attach(model)
+    model = planned.quantizer.quantize(model, calibration)
+    # what stays in float is the same float32 arithmetic through a packed product, about a tenth faster
+    pack_float_linears_(model.module)
+    return model
+
+
+def _context(run: _Run, planned: PlannedCell, identity: Identity, probe: Probe, pass_memo: dict[Any, Any]) -> Context:
+    return Context(
+        data=run.data,
+        cache=run.cache,
+        probe=probe,
+        batch_size=run.options.batch_size,
+        seed=planned.cell.seed,
+        model_memo=run.model_memo,
+        pass_memo=pass_memo,
+        progress=run.progressor.work,
+    )
+
+
+def _probe(run: _Run, planned: PlannedCell, identity: Identity) -> Probe:
+    """Collects the float model's distributions, or compares with them where they were collected."""
+    path = run.cache / "probes" / sample_key(float_twin(planned), identity, None)
+    if planned.cell.quantizer == "none":
+        return Probe.collect(path)
+    return Probe.compare(path) if Probe.exists(path) else Probe.off()
+
+
+def _measured(
+    run: _Run, planned: PlannedCell, model: LanguageModel, calibration: Calibration, evaluation: Evaluation
+) -> Record:
+    """Scores with intervals and differences; stores the samples first."""
+    identity = Identity(model.identity.weights_sha256, model.identity.tokenizer_sha256)
+    reference: Samples | None = None
+    if planned.cell.quantizer == "none":
+        run.store.write(sample_key(planned, identity, None), Samples(evaluation.samples, evaluation.data_sha256))
+    else:
+        key = sample_key(planned, identity, calibration.sha256)
+        run.store.write(key, Samples(evaluation.samples, evaluation.data_sha256))
+        reference = run.store.read(sample_key(float_twin(planned), identity, None))
+        if reference is not None and reference.data_sha256 != evaluation.data_sha256:
+            log.warning("%s: the float cell answered other items; no difference is given", planned.cell.task)
+            reference = None
+    scores = list(_scores(evaluation, reference, planned.cell.seed))
+    return _record(run, planned, model.identity, "measured", None).with_results(
+        scores=scores,
+        evaluation=evaluation,
+        coverage=model.coverage,
+        calibration=calibration,
+    )
+
+
+def _scores(evaluation: Evaluation, reference: Samples | None, seed: int) -> Iterator[Score]:
+    for plain in evaluation.plain:
+        yield Score(plain.metric, plain.value, n=plain.n)
+    for measure in evaluation.measures:
+        score = score_of(measure, evaluation.samples, seed)
+        if reference is not None and measure.column in reference.frame.columns:
+            delta = delta_of(measure, evaluation.samples, reference.frame, seed, "none")
+            score = replace(score, delta=delta)
+        yield score
+
+
+def _record(
+    run: _Run, planned: PlannedCell, identity: ModelIdentity | Identity, state: str, reason: str | None
+) -> Record:
+    """A record without scores."""
+    full = {
+        "model": {
+            "name": run.options.model,
+            "dtype": run.options.dtype,
+            "revision": run.options.revision,
+            "trust_remote_code": run.options.trust_remote_code,
+        },
+        "arm": registry.settings(planned.arm),
+        "quantizer": registry.settings(planned.quantizer),
+        "task": registry.settings(planned.task),
+    }
+    known: dict[str, Any] = {
+        "weights_sha256": identity.weights_sha256,
+        "tokenizer_sha256": identity.tokenizer_sha256,
+        "data_sha256": None,
+        "calibration_sha256": None,
+    }
+    if isinstance(identity, ModelIdentity):
+        known |= {"source": identity.source, "revision": identity.revision, "note": identity.note}
+    return Record(
+        state=state,
+        reason=reason,
+        cell=planned.cell,
+        settings=full,
+        versions={**versions(), **planned.versions()},
+        identity=known,
+        environment=environment(run.options.device),
+    )
+
+
+def _store_failure(
+    run: _Run, planned: PlannedCell, identity: ModelIdentity | Identity, error: Exception, took: float
+) -> None:
+    """Record why a cell has no scores. A failed or blocked cell is tried again by the next run.
+
+    A measured record of the same cell (under --force) stays: a failure must not cost a result.
+    """
+    if isinstance(error, Blocked):
+        state, reason = "blocked", str(error)
+    elif isinstance(error, NotApplicable):
+        state, reason = "not_applicable", str(error)
+    else:
+        state, reason = "failed", f"{type(error).__name__}: {error}"
+        log.error("%s failed:\n%s", planned.cell, "".join(traceback.format_exception(error)))
+    record = _record(run, planned, identity, state, reason).with_cost(took, run.memory.bytes())
+    known = Identity(identity.weights_sha256, identity.tokenizer_sha256)
+    if finished(planned, replace(run.options, force=False), known) is None:
+        _write(run, planned, record)
+    else:
+        run.finish(Outcome(planned.cell, state, planned.cell.path(run.options.results), record, False))
+
+
+def _write(run: _Run, planned: PlannedCell, record: Record) -> None:
+    try:
+        path = record.write(run.options.results)
+    except OSError as error:
+        raise RecordError(f"cannot write the record of {planned.cell}: {error}") from error
+    run.progressor.advance()
+    run.finish(Outcome(planned.cell, record.state, path, record, False))

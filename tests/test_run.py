@@ -1,0 +1,227 @@
+"""Cells end to end on a tiny saved model: resume, skipping, failures, differences to float."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from quant_bench.errors import RecordError, UnknownPlugin
+from quant_bench.plan import planned_cells, sample_key
+from quant_bench.record import Record
+from quant_bench.run import Outcome, RunOptions, run_cells
+
+TASKS = ("python_docs(limit=3,seq_length=32)", "outliers(limit=3,seq_length=32,text=python_docs)")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from pydoc_data import topics
+
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
+    words.train_from_iterator([topics.topics["assert"]], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def options(model_folder: Path, tmp_path: Path) -> RunOptions:
+    return RunOptions(
+        str(model_folder),
+        quantizers=("none", "w8a8", "w4a4-integer"),
+        tasks=TASKS,
+        results=tmp_path / "results",
+        cache=tmp_path / "cache",
+    )
+
+
+def texts(results: Path) -> dict[str, dict[str, Any]]:
+    """Every record without what may differ between two runs of one cell."""
+    found = {}
+    for path in sorted(results.rglob("*.json")):
+        record = Record.read(path, results)
+        content = replace(record, environment={}, took_seconds=0.0, prepare_seconds=0.0, peak_memory_bytes=None)
+        found[str(path.relative_to(results))] = content.to_text()
+    return found
+
+
+def by_task(outcomes: list[Outcome], quantizer: str, task: str) -> Record:
+    (record,) = [o.record for o in outcomes if o.cell.quantizer == quantizer and o.cell.task.startswith(task)]
+    assert record is not None
+    return record
+
+
+def test_every_cell_is_measured_once_and_then_skipped(options: RunOptions) -> None:
+    first = run_cells(options)
+    assert [o.state for o in first] == ["measured"] * 6
+    assert not any(o.skipped for o in first)
+    before = {path: path.read_bytes() for path in options.results.rglob("*.json")}
+    second = run_cells(options)
+    assert all(o.skipped for o in second)
+    assert {path: path.read_bytes() for path in options.results.rglob("*.json")} == before
+
+
+def test_the_same_cell_and_seed_give_the_same_record(options: RunOptions, tmp_path: Path) -> None:
+    again = replace(options, results=tmp_path / "again", cache=tmp_path / "other cache")
+    run_cells(options)
+    run_cells(again)
+    assert texts(options.results) == texts(again.results)
+
+
+def test_a_quantized_score_carries_its_paired_difference_to_float(options: RunOptions) -> None:
+    outcomes = run_cells(options)
+    float_record = by_task(outcomes, "none", "python_docs")
+    record = by_task(outcomes, "rtn", "python_docs")
+    (base,) = [s for s in float_record.scores if s.metric.name == "token_perplexity"]
+    (score,) = [s for s in record.scores if s.metric.name == "token_perplexity"]
+    assert base.delta is None
+    assert score.delta is not None
+    assert score.delta.value == pytest.approx(score.value - base.value, rel=1e-9)
+    assert {s.metric.name for s in record.scores} >= {"kl", "top1_agreement"}
+
+
+def test_changed_weights_are_another_model(options: RunOptions, model_folder: Path, tmp_path: Path) -> None:
+    run_cells(options)
+    import shutil
+
+    other = tmp_path / "copy" / model_folder.name
+    shutil.copytree(model_folder, other)
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"][0] += 0.5
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    # same results folder and even the same cell names: the records are found, and found to be of other weights
+    moved = tmp_path / "away"
+    model_folder.rename(moved)
+    shutil.copytree(other, model_folder)
+    try:
+        outcomes = run_cells(options)
+    finally:
+        shutil.rmtree(model_folder)
+        moved.rename(model_folder)
+    assert not any(o.skipped for o in outcomes)
+
+
+def test_sample_keys_differ_by_every_part_of_a_cell(options: RunOptions) -> None:
+    from quant_bench.plan import Identity
+
+    cells = planned_cells(replace(options, seeds=(0, 1)))
+    keys = {sample_key(cell, Identity("a", "b"), None) for cell in cells}
+    assert len(keys) == len(cells)
+    assert sample_key(cells[0], Identity("c", "b"), None) not in keys
+
+
+def test_a_lost_reference_is_measured_again_before_a_difference(options: RunOptions) -> None:
+    run_cells(replace(options, quantizers=("none",)))
+    for path in (options.cache or Path()).rglob("*.parquet"):
+        path.unlink()
+    outcomes = run_cells(options)
+    record = by_task(outcomes, "rtn", "python_docs")
+    assert any(score.delta is not None for score in record.scores)
+
+
+def test_a_missing_corpus_blocks_its_cell_and_no_other(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("QUANT_BENCH_DATA", raising=False)
+    mirror = options.results.parent / "empty mirror"
+    mirror.mkdir()
+    outcomes = run_cells(replace(options, quantizers=("none",), tasks=("wikitext2(limit=1)", *TASKS), data=mirror))
+    states = {o.cell.task.partition("(")[0]: o.state for o in outcomes}
+    assert states == {"wikitext2": "blocked", "python_docs": "measured", "outliers": "measured"}
+    blocked = by_task(outcomes, "none", "wikitext2")
+    assert "wiki.test.raw" in (blocked.reason or "")
+
+
+def test_a_failure_does_not_cost_a_finished_result(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = replace(options, quantizers=("none",), tasks=TASKS[:1])
+    (outcome,) = run_cells(alone)
+    before = outcome.path.read_bytes()
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("quant_bench.models.load_model", broken)
+    (again,) = run_cells(replace(alone, force=True))
+    assert again.state == "failed"
+    assert outcome.path.read_bytes() == before
+
+
+def test_a_failed_cell_says_why_and_is_tried_again(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = replace(options, quantizers=("none",), tasks=TASKS[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr("quant_bench.models.load_model", lambda *_: (_ for _ in ()).throw(RuntimeError("out of luck")))
+        (failed,) = run_cells(alone)
+    assert failed.state == "failed"
+    assert failed.record is not None
+    assert failed.record.reason == "RuntimeError: out of luck"
+    (again,) = run_cells(alone)
+    assert (again.state, again.skipped) == ("measured", False)
+
+
+def test_results_that_cannot_be_written_are_found_before_the_work(options: RunOptions, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    with pytest.raises(RecordError, match="cannot write"):
+        run_cells(replace(options, results=file / "results"))
+
+
+def test_a_dry_run_writes_nothing(options: RunOptions) -> None:
+    outcomes = run_cells(replace(options, dry_run=True))
+    assert {o.state for o in outcomes} == {"planned"}
+    assert not options.results.exists()
+
+
+def test_two_names_of_one_quantizer_are_one_cell(options: RunOptions) -> None:
+    cells = planned_cells(replace(options, quantizers=("w8a8", "rtn", "rtn(weight_bits=8)")))
+    assert len({cell.cell for cell in cells}) == len(cells) == 2
+
+
+def test_an_unknown_quantizer_is_named_before_anything_runs(options: RunOptions) -> None:
+    with pytest.raises(UnknownPlugin, match="rtm"):
+        run_cells(replace(options, quantizers=("rtm",)))
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_table(options: RunOptions, model_folder: Path, tmp_path: Path) -> None:
+    whole = replace(options, results=tmp_path / "whole", cache=tmp_path / "whole cache")
+    run_cells(whole)
+    command = [sys.executable, "-m", "quant_bench", "run", str(model_folder), "--results", str(options.results)]
+    for quantizer in options.quantizers:
+        command += ["--quantizer", quantizer]
+    for task in options.tasks:
+        command += ["--task", task]
+    environment = {**os.environ, "QUANT_BENCH_CACHE": str(options.cache)}
+    for records in (1, 3):
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while len(list(options.results.rglob("*.json"))) < records and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert texts(options.results) == texts(whole.results)
