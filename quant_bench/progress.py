@@ -2,7 +2,6 @@
 
 import sys
 from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,7 +24,7 @@ class Progressor:
         self._cells: TaskID = self._progress.add_task("cells", total=cells)
         self._inner: TaskID = self._progress.add_task("", total=None, visible=False)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Progressor":
         self._progress.start()
         return self
 

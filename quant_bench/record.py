@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
 from quant_bench.cell import Cell as Cell
 from quant_bench.errors import RecordError
@@ -65,7 +65,7 @@ class Record:
     prepare_seconds: float = 0.0
     peak_memory_bytes: int | None = None
 
-    def with_results(self, *, scores: Sequence[Score], evaluation: Evaluated, coverage: Any, calibration: Any) -> Self:
+    def with_results(self, *, scores: Sequence[Score], evaluation: Evaluated, coverage: Any, calibration: Any) -> "Record":
         """This record with what a task found.
 
         Args:
@@ -94,7 +94,7 @@ class Record:
         record.to_text()
         return record
 
-    def with_cost(self, took_seconds: float, peak_memory_bytes: int | None, prepare_seconds: float = 0.0) -> Self:
+    def with_cost(self, took_seconds: float, peak_memory_bytes: int | None, prepare_seconds: float = 0.0) -> "Record":
         """This record with what it cost."""
         return dataclasses.replace(
             self, took_seconds=took_seconds, peak_memory_bytes=peak_memory_bytes, prepare_seconds=prepare_seconds
@@ -111,7 +111,7 @@ class Record:
         return dumped(document)
 
     @classmethod
-    def from_text(cls, text: str) -> Self:
+    def from_text(cls, text: str) -> "Record":
         """The record that `to_text` wrote.
 
         Raises:
@@ -158,7 +158,7 @@ class Record:
         return path
 
     @classmethod
-    def read(cls, path: Path, root: Path | None = None) -> Self:
+    def read(cls, path: Path, root: Path | None = None) -> "Record":
         """Read one record.
 
         Args:
@@ -194,7 +194,7 @@ class Store:
     problems: tuple[RecordError, ...]
 
     @classmethod
-    def read(cls, root: Path) -> Self:
+    def read(cls, root: Path) -> "Store":
         """Read a folder; a file that is no record becomes a problem that names it, and the others are read.
 
         Files beside the models' folders (`LEADERBOARD.md`) and hidden files (left by a killed process) are no records.
