@@ -363,3 +363,11 @@ def test_mirror_is_never_written_to(tmp_path: Path) -> None:
     assert sorted(path.relative_to(root) for path in root.rglob("*")) == sorted(
         path.relative_to(copy) for path in copy.rglob("*")
     )
+
+
+def test_the_documentation_names_every_pinned_file() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf8")
+    folders = ("train_text/", "tokenizer_gpt2/")
+    missing = [name for name in packaged_digests() if f"`{name}`" not in text and not name.startswith(folders)]
+    assert missing == []
+    assert P1_SHA256 in text

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from quant_bench.cache import cache_folder as cache_folder
 from quant_bench.models.sources import ALIASES as ALIASES
 from quant_bench.models.sources import LoadOptions as LoadOptions
 from quant_bench.models.sources import identify as identify
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from quant_bench.models.loading import from_module as from_module
     from quant_bench.models.loading import load_model as load_model
 
-__all__ = ["ALIASES", "LoadOptions", "from_module", "identify", "layout_of", "load_model"]
+__all__ = ["ALIASES", "LoadOptions", "cache_folder", "from_module", "identify", "layout_of", "load_model"]
 
 
 def __getattr__(name: str) -> Any:
