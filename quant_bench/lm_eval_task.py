@@ -39,7 +39,7 @@ _WEIGHTS = {"word_perplexity": "words", "byte_perplexity": "bytes", "bits_per_by
 
 
 @dataclass
-class _Prepared:
+class Prepared:
     """A task with its requests, built once for all quantizers of a model.
 
     Attributes:
@@ -81,8 +81,8 @@ def run_lm_eval_task(
     """
     key = ("lm_eval", name, json.dumps(dict(overrides), sort_keys=True), limit)
     if key not in context.model_memo:
-        context.model_memo[key] = _prepare(name, overrides, context.data, limit)
-    prepared: _Prepared = context.model_memo[key]
+        context.model_memo[key] = prepare(name, overrides, context.data, limit)
+    prepared: Prepared = context.model_memo[key]
     lm = HarnessLM(model, context)
     _ask(lm, prepared)
     evaluation = _Tally(prepared).evaluation()
@@ -93,7 +93,7 @@ def run_lm_eval_task(
     evaluation.convention = (
         f"lm-eval {version('lm_eval')} {name} v{task.VERSION} num_fewshot={config.num_fewshot}"
         + (f" fewshot_seed={FEWSHOT_SEED}" if config.num_fewshot else "")
-        + (f" [{prepared.origin}]" if prepared.origin not in ("mirror", "hub") else "")
+        + "".join(f" {key}={value}" for key, value in sorted(overrides.items()) if key != "num_fewshot")
     )
     evaluation.details |= {"prompts_sha256": prepared.prompts_sha256, "documents": len(prepared.requests)}
     evaluation.settings |= {"data": prepared.origin, "output_type": kind, "max_length": lm.max_length}
@@ -149,7 +149,8 @@ def _task_class(data: DataSource, origin: list[str]) -> type[ConfigurableTask]:
     return Mirrored
 
 
-def _prepare(name: str, overrides: Mapping[str, Any], data: DataSource, limit: int | None) -> _Prepared:
+def prepare(name: str, overrides: Mapping[str, Any], data: DataSource, limit: int | None) -> Prepared:
+    """A task of lm-eval with its requests; errors as in `run_lm_eval_task`."""
     manager, origin = _manager(name), list[str]()
     spec = {"task": name, **overrides}
     if "class" not in (manager.task_index[name].cfg or {}):
@@ -171,14 +172,14 @@ def _prepare(name: str, overrides: Mapping[str, Any], data: DataSource, limit: i
         requests.setdefault(int(request.doc_id), []).append(request)
     documents = [asked[0].doc for asked in requests.values()]
     prompts = [list(request.args) for asked in requests.values() for request in asked]
-    return _Prepared(task, requests, " ".join(origin) or "hub", _digest(documents), _digest(prompts))
+    return Prepared(task, requests, " ".join(origin) or "hub", _digest(documents), _digest(prompts))
 
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _ask(lm: HarnessLM, prepared: _Prepared) -> None:
+def _ask(lm: HarnessLM, prepared: Prepared) -> None:
     """Run all requests, each as often as the task repeats it, and apply the task's filters."""
     requests = [request for asked in prepared.requests.values() for request in asked]
     for request in requests:
@@ -196,7 +197,7 @@ def _ask(lm: HarnessLM, prepared: _Prepared) -> None:
 class _Tally:
     """Metrics of every document by lm-eval's own `process_results`, and what makes scores of them."""
 
-    def __init__(self, prepared: _Prepared) -> None:
+    def __init__(self, prepared: Prepared) -> None:
         self.task = prepared.task
         self.requests = prepared.requests
         self.aggregation: Mapping[str, Callable[[Sequence[Any]], float]] = self.task.aggregation()
@@ -268,7 +269,7 @@ class _Tally:
         shares[suffix.lstrip("_")] = sum(failed) / len(failed)
 
 
-def _add_generations(evaluation: Evaluation, lm: HarnessLM, prepared: _Prepared) -> None:
+def _add_generations(evaluation: Evaluation, lm: HarnessLM, prepared: Prepared) -> None:
     """What was written, why it ended and how long it is."""
     if prepared.task.OUTPUT_TYPE != "generate_until":
         return
