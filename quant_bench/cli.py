@@ -122,8 +122,8 @@ def run(plugins: tuple[Path, ...], tasks: tuple[str, ...], **options: Any) -> No
 def report_command(how: report.Format | None, check: bool, results: Path) -> None:
     """Make the leaderboard from the records: on screen, and in LEADERBOARD.md beside them.
 
-    With --format it is only printed, with --check only compared. Files that are no records are named, the leaderboard is
-    made from the others, and the exit code is 1.
+    With --format it is only printed, with --check only compared. Files that are no records are named, the leaderboard
+    is made from the others, and the exit code is 1.
     """
     if not results.is_dir():
         raise click.UsageError(f"there is no folder {visible(str(results))}: name the records' folder by --results")
