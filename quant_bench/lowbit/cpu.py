@@ -1,11 +1,12 @@
 """QuantLinear's arithmetic on the CPU with compiled loops; every bit equals `plain.py`."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 
 from quant_bench.lowbit import fused, tiles
@@ -16,22 +17,26 @@ from quant_bench.lowbit.plain import parts
 from quant_bench.lowbit.products import pack_panels, round_up
 from quant_bench.lowbit.threads import shared
 from quant_bench.lowbit.vnni import PANEL, TOKENS
-from quant_bench.numerics.integers import scale_and_zero
+from quant_bench.numerics.integers import Grid, scale_and_zero
 
 # up to so many tokens, rows are read one by one: packing panels pays only above
 FEW_TOKENS = 4
 # int32 elements of a tile that stays in half a megabyte of L2 cache
 _TILE_ELEMENTS = 1 << 17
+_NO_RANGE = np.array((1.0, 0.0), np.float32)
 
 
 class Rows(NamedTuple):
-    """Rounded rows, group first; see `fused.quantize_rows`."""
+    """Rounded rows as arrays, per-token numbers group first; see `fused.quantize_rows`.
 
-    codes: Tensor
-    scale: Float[Tensor, "agroup token"]
-    zero: Int32[Tensor, "agroup token"]
-    sums: Int32[Tensor, "group token"]
-    norms: Int32[Tensor, " token"]
+    Arrays rather than tensors: slicing and passing them on costs a tenth, which is what a single token consists of.
+    """
+
+    codes: Any
+    scale: Any
+    zero: Any
+    sums: Any
+    norms: Any
 
 
 @dataclass(frozen=True)
@@ -103,46 +108,40 @@ def prepare(weight: WeightCodes, rule: ActivationRule, bias: Tensor | None) -> P
     )
 
 
-def _static(x: Tensor, rule: ActivationRule) -> tuple[int, tuple[float, float]]:
+def _range(x: Tensor, rule: ActivationRule) -> tuple[int, Any]:
     """Mode of the row loop, and the range that it needs from outside."""
     if rule.scale is not None and rule.zero_point is not None:
-        return fused.STATIC, (float(rule.scale), float(rule.zero_point))
-    if rule.granularity != "tensor":
-        return fused.SYMMETRIC if rule.symmetric else fused.ASYMMETRIC, (1.0, 0.0)
-    if x.numel() == 0:
-        return fused.STATIC, (1.0, 0.0)
+        return fused.STATIC, np.array((rule.scale.item(), rule.zero_point.item()), np.float32)
+    if rule.granularity != "tensor" or x.numel() == 0:
+        return fused.SYMMETRIC if rule.symmetric else fused.ASYMMETRIC, _NO_RANGE
     scale, zero = scale_and_zero(x.amin(), x.amax(), rule.grid)
-    return fused.STATIC, (float(scale), float(zero))
+    return fused.STATIC, np.array((scale.item(), zero.item()), np.float32)
 
 
-def quantize(x: Float[Tensor, "token col"], rule: ActivationRule, shape: tuple[int, int, int], out: Tensor) -> Rows:
-    """Round rows into `out` (int8: stored codes; float32: code minus zero point).
+@lru_cache(maxsize=64)
+def _limits(bits: int, symmetric: bool) -> Any:
+    grid = Grid(bits, symmetric)
+    return np.array((grid.low, grid.high, grid.offset), np.float32)
+
+
+def quantize(x: Float[Tensor, "token col"], rule: ActivationRule, shape: tuple[int, int, int], codes: Any) -> Rows:
+    """Round rows into `codes` (int8: stored codes; float32: code minus zero point).
 
     Args:
-        x: any strides; copied unless contiguous.
+        x: float32, any strides; copied unless contiguous.
         rule: how to round.
-        shape: (columns of a group, number of groups, columns that a group takes in `out`).
-        out: as many rows as x, or more, which are filled with zeros.
+        shape: (columns of a group, number of groups, columns that a group takes in `codes`).
+        codes: array with as many rows as x, or more, which are filled with zeros.
     """
-    x = x.contiguous()
     group, groups, stride = shape
     by_group = rule.granularity == "group"
-    count = out.shape[0]
-    words = torch.empty((groups if by_group else 1) * 2 + groups + 1, count, dtype=torch.int32)
-    scales = groups if by_group else 1
-    rows = Rows(out, words[:scales].view(torch.float32), words[scales : 2 * scales], words[2 * scales : -1], words[-1])
-    mode, static = _static(x, rule)
-    grid = rule.grid
-    arguments = (
-        mode,
-        np.array((grid.low, grid.high, grid.offset), np.float32),
-        np.array(static, np.float32),
-        by_group,
-        group,
-        stride,
-    )
-    values = (x.numpy(), x.view(torch.int32).numpy())
-    shared(fused.quantize_rows, count, x.numel(), values, arguments, tuple(tensor.numpy() for tensor in rows))
+    count, scales = codes.shape[0], groups if by_group else 1
+    scale, words = np.empty((scales, count), np.float32), np.empty((scales + groups, count), np.int32)
+    rows = Rows(codes, scale, words[:scales], words[scales:], np.empty(count, np.int32))
+    mode, static = _range(x, rule)
+    arguments = (mode, _limits(rule.bits, rule.symmetric), static, by_group, group, stride)
+    values = x.contiguous().numpy()
+    shared(fused.quantize_rows, count, values.size, (values, values.view(np.int32)), arguments, tuple(rows))
     return rows
 
 
@@ -156,24 +155,16 @@ def vnni_linear(x: Float[Tensor, "token col"], layer: Prepared, rule: Activation
     stride, width = layer.layout(64 if few else 4)
     if few:
         width = stride * layer.groups
-    codes = torch.empty(tokens if few else round_up(tokens, TOKENS), width, dtype=torch.int8)
+    codes = np.empty((tokens if few else round_up(tokens, TOKENS), width), np.int8)
     rows = quantize(x, rule, (layer.group, layer.groups, stride), codes)
-    scale, zero, sums, bias = layer.arrays
-    activation = (
-        rows.codes.numpy(),
-        rows.scale.numpy(),
-        rows.zero.numpy(),
-        rows.sums.numpy(),
-        rule.granularity == "group",
-    )
-    weight = (scale, zero, sums, bias, layer.has_bias, layer.asymmetric, stride)
+    activation = (rows.codes, rows.scale, rows.zero, rows.sums, rule.granularity == "group")
+    weight = (*layer.arrays, layer.has_bias, layer.asymmetric, stride)
     layout = (layer.columns, layer.packed, layer.group, stride)
+    work = tokens * layer.rows * layer.columns // 16
     if few:
-        work = tokens * layer.rows * layer.columns // 16
         shared(tiles.few_tokens, layer.rows, work, activation, weight, layer.codes, layout, out.numpy())
         return out
     panels = pack_panels(layer.codes, layout, width).numpy()
-    work = tokens * layer.rows * layer.columns // 16
     shared(tiles.multiply, codes.shape[0] // TOKENS, work, activation, weight, panels, out.numpy())
     return out
 
@@ -187,29 +178,28 @@ def tiled_linear(
     """
     tokens = x.shape[0]
     codes = torch.empty(tokens, layer.columns, dtype=operand.dtype)
-    rows = quantize(x, rule, (layer.group, layer.groups, layer.group), codes)
+    rows = quantize(x, rule, (layer.group, layer.groups, layer.group), codes.numpy())
     step = tokens if layer.groups == 1 else max(64, _TILE_ELEMENTS // layer.rows)
     out = torch.empty(tokens, layer.rows)
     for start in range(0, tokens, max(step, 1)):
         part = slice(start, min(start + step, tokens))
-        _tile(Rows(codes[part], *(values[..., part] for values in rows[1:])), layer, rule, operand, out[part])
+        _tile(codes[part], Rows(*(array[..., part] for array in rows)), layer, rule, operand, out[part])
     return out
 
 
-def _tile(rows: Rows, layer: Prepared, rule: ActivationRule, operand: Operand, out: Tensor) -> None:
+def _tile(codes: Tensor, rows: Rows, layer: Prepared, rule: ActivationRule, operand: Operand, out: Tensor) -> None:
     by_group = rule.granularity == "group"
     count, work = out.shape[0], out.numel()
     target = out.numpy()
     bias = layer.arrays[3][: layer.rows]
     for index, columns in enumerate(parts(layer.columns, layer.group)):
         own = index if by_group else 0
-        acc = operand(rows.codes[:, columns], rows.norms, index).numpy()
+        acc = operand(codes[:, columns], rows.norms, index).numpy()
         scale, zero, sums = (array[index, : layer.rows] for array in layer.arrays[:3])
-        token_scale = rows.scale[own].numpy()
         if operand.dtype == torch.int8 and layer.asymmetric:
-            shared(fused.correct, count, work, acc, (rows.zero[own].numpy(), rows.sums[index].numpy()), (zero, sums))
+            shared(fused.correct, count, work, acc, (rows.zero[own], rows.sums[index]), (zero, sums))
         if layer.groups == 1:
-            shared(fused.scale_once, count, work, acc, (scale, token_scale), bias, target)
+            shared(fused.scale_once, count, work, acc, (scale, rows.scale[0]), bias, target)
             return
-        shared(fused.accumulate, count, work, acc, (scale, token_scale, by_group), index == 0, target)
-    shared(fused.finish, count, work, target, rows.scale[0].numpy(), not by_group, bias)
+        shared(fused.accumulate, count, work, acc, (scale, rows.scale[own], by_group), index == 0, target)
+    shared(fused.finish, count, work, target, rows.scale[0], not by_group, bias)

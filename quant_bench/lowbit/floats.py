@@ -22,7 +22,7 @@ _TOKENS = 512
 
 
 def _reorder(weight: Float[Tensor, "row col"]) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn(), _TOKENS)
+    return torch.ops.mkldnn._reorder_linear_weight(weight, _TOKENS)
 
 
 def packed_product(

@@ -19,43 +19,45 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY_BITS = np.int32(0x7F800000)
 
 
+# loops run from 0 over slices: a start that might be negative costs a test an element, and the vector code
+
+
 @compiled
-def _largest_magnitude(row, start, stop):
+def _largest_magnitude(words):
     """Largest |x| as float32 bits: integer maxima become vector code, and NaN counts as above infinity."""
     largest = np.int32(0)
-    for k in range(start, stop):
-        largest = max(largest, row[k] & _MAGNITUDE)
+    for k in range(words.shape[0]):
+        largest = max(largest, words[k] & _MAGNITUDE)
     return largest
 
 
 @compiled
-def _extremes(row, start, stop):
+def _extremes(words):
     """Smallest and largest x, 0 included, in an order-preserving integer form of float32 bits."""
     low = np.int32(0)
     high = np.int32(0)
-    for k in range(start, stop):
-        bits = row[k]
-        ordered = bits ^ ((bits >> np.int32(31)) & _MAGNITUDE)
+    for k in range(words.shape[0]):
+        ordered = words[k] ^ ((words[k] >> np.int32(31)) & _MAGNITUDE)
         low = min(low, ordered)
         high = max(high, ordered)
     return low, high
 
 
 @compiled
-def _range(row, start, stop, mode, grid_high, bits, floats):
-    """Scale and zero point (on the grid) of the values row[start:stop], as `numerics.scale_and_zero` defines them.
+def _range(words, mode, grid_high, bits, floats):
+    """Scale and zero point (on the grid) of one range of values, as `numerics.scale_and_zero` defines them.
 
     `bits` and `floats` are two views of the same two words, to read one as the other.
     """
     zero = np.float32(0.0)
-    largest = _largest_magnitude(row, start, stop)
+    largest = _largest_magnitude(words)
     if largest >= _INFINITY_BITS:
         return np.float32(np.nan), zero
     if mode == SYMMETRIC:
         bits[0] = largest
         scale = floats[0] / grid_high
     else:
-        low, high = _extremes(row, start, stop)
+        low, high = _extremes(words)
         bits[0] = low ^ ((low >> np.int32(31)) & _MAGNITUDE)
         bits[1] = high
         scale = (floats[1] - floats[0]) / grid_high
@@ -70,18 +72,18 @@ def _range(row, start, stop, mode, grid_high, bits, floats):
 
 
 @compiled
-def _write(values, start, stop, scale, span, out):
+def _write(values, scale, span, out):
     """Rounded values of one range, clamped and shifted by span = (low, high, shift); sums of codes and magnitudes."""
     low, high, shift = span
     total = np.int32(0)
     norm = np.int32(0)
-    for k in range(start, stop):
+    for k in range(values.shape[0]):
         value = min(max(values[k] / scale, low), high)
         code = np.int32((value + _ROUND) - _ROUND)
         norm += abs(code)
-        code += shift
+        code = np.int32(code + shift)
         total += code
-        out[k - start] = code
+        out[k] = code
     return total, norm
 
 
@@ -116,7 +118,7 @@ def quantize_rows(start, stop, x, rule, out):
             zero[:, row] = 0
             continue
         if mode == STATIC:
-            broken = _largest_magnitude(words[row], 0, columns) > _INFINITY_BITS
+            broken = _largest_magnitude(words[row]) > _INFINITY_BITS
             row_scale = np.float32(np.nan) if broken else static[0]
         for index in range(sums.shape[0]):
             first = index * group
@@ -124,7 +126,7 @@ def quantize_rows(start, stop, x, rule, out):
             if by_group or index == 0:
                 if mode != STATIC:
                     end = last if by_group else columns
-                    row_scale, row_zero = _range(words[row], first, end, mode, grid[1], bits, floats)
+                    row_scale, row_zero = _range(words[row, first:end], mode, grid[1], bits, floats)
                 scale[index, row] = row_scale
                 zero[index, row] = np.int32(row_zero - grid[2])
             shift = np.int32(row_zero - grid[2]) if codes.itemsize == 1 else np.int32(0)
@@ -134,7 +136,7 @@ def quantize_rows(start, stop, x, rule, out):
                 sums[index, row] = shift * (last - first)
             else:
                 span = (grid[0] - row_zero, grid[1] - row_zero, shift)
-                total, norm = _write(values[row], first, last, row_scale, span, codes[row, to:])
+                total, norm = _write(values[row, first:last], row_scale, span, codes[row, to:])
                 sums[index, row] = total
                 norms[row] += norm
             codes[row, to + last - first : min(to + stride, codes.shape[1])] = 0

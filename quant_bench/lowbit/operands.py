@@ -1,6 +1,6 @@
 """The weight side of a product from outside: int8 codes for an integer kernel, or integers held in float32."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int32
@@ -18,8 +18,8 @@ class Operand(Protocol):
 
     dtype: torch.dtype
 
-    def __call__(self, a: Tensor, norms: Int32[Tensor, " token"], group: int) -> Tensor:
-        """Accumulators (token, row), in int32 or rounded once to float32; `norms` are Σ|a| of each token."""
+    def __call__(self, a: Tensor, norms: Any, group: int) -> Tensor:
+        """Accumulators (token, row), in int32 or rounded once to float32; `norms` are Σ|a| of each token (array)"""
 
 
 class IntegerOperand:
@@ -32,7 +32,7 @@ class IntegerOperand:
         self._codes = [codes[:, part].contiguous() for part in parts(weight.columns, group)]
         self._product = product
 
-    def __call__(self, a: Tensor, norms: Int32[Tensor, " token"], group: int) -> Int32[Tensor, "token row"]:
+    def __call__(self, a: Tensor, norms: Any, group: int) -> Int32[Tensor, "token row"]:
         """Plain integer product."""
         return self._product(a.contiguous(), self._codes[group])
 
@@ -52,9 +52,7 @@ class FloatOperand:
         self._packed = packed if all(piece is not None for piece in packed) else None
         self._dense = pieces if self._packed is None else None
 
-    def __call__(
-        self, a: Float[Tensor, "token col"], norms: Int32[Tensor, " token"], group: int
-    ) -> Float[Tensor, "token row"]:
+    def __call__(self, a: Float[Tensor, "token col"], norms: Any, group: int) -> Float[Tensor, "token row"]:
         """Float32 product; tokens whose sums might pass 2^24 are done again in float64 and rounded once."""
         if self._packed is not None and a.shape[0]:
             sums = packed_product(a, self._packed[group])  # type: ignore[arg-type]
@@ -63,7 +61,7 @@ class FloatOperand:
             sums = functional.linear(a, dense)
         # one number decides for all tokens, and it is nearly always far below
         if a.shape[0] and int(norms.max()) > self._limit:
-            inexact = norms > self._limit
+            inexact = torch.from_numpy(norms > self._limit)
             dense = self._weight.centred()[:, self._parts[group]].double()
             sums[inexact] = functional.linear(a[inexact].double(), dense).float()
         return sums

@@ -13,26 +13,47 @@ Rows are filled up to whole panels and tokens to whole tiles. `asymmetric`: eith
 import numpy as np
 
 from quant_bench.lowbit.threads import compiled
-from quant_bench.lowbit.vnni import LANES, PANEL, TOKENS, dot, tile
+from quant_bench.lowbit.vnni import LANES, PANEL, TOKENS, dot_bytes, dot_nibbles, tile
 
 
 @compiled
 def _offset_row(codes, columns, packed, group, stride, out):
     """One weight row as unsigned bytes code + 128, each group at a multiple of `stride`."""
-    groups = (columns + group - 1) // group
     half = codes.shape[0]
-    for index in range(groups):
+    for index in range((columns + group - 1) // group):
         first = index * group
         last = min(first + group, columns)
-        shift = index * stride - first
+        to = index * stride
         if packed:
-            for k in range(first, min(last, half)):
-                out[k + shift] = (codes[k] & np.uint8(15)) + np.uint8(120)
-            for k in range(max(first, half), last):
-                out[k + shift] = (codes[k - half] >> np.uint8(4)) + np.uint8(120)
+            _low(codes[first : min(last, half)], out[to:])
+            _high(codes[max(first, half) - half : max(last - half, 0)], out[to + max(half - first, 0) :])
         else:
-            for k in range(first, last):
-                out[k + shift] = codes[k] ^ np.uint8(128)
+            _bytes(codes[first:last], out[to:])
+
+
+@compiled
+def _low(nibbles, out):
+    for k in range(nibbles.shape[0]):
+        out[k] = (nibbles[k] & np.uint8(15)) + np.uint8(120)
+
+
+@compiled
+def _high(nibbles, out):
+    for k in range(nibbles.shape[0]):
+        out[k] = (nibbles[k] >> np.uint8(4)) + np.uint8(120)
+
+
+@compiled
+def _bytes(codes, out):
+    for k in range(codes.shape[0]):
+        out[k] = codes[k] ^ np.uint8(128)
+
+
+@compiled
+def _transpose(block, out):
+    for row in range(LANES):
+        for k in range(out.shape[0]):
+            out[k, row] = block[row, k]
 
 
 @compiled
@@ -57,9 +78,7 @@ def pack_panels(start, stop, codes, layout, panels):
             _offset_row(codes[panel * PANEL + row], columns, packed, group, stride, flat[row])
         for k0 in range(0, words, LANES):
             for row0 in range(0, PANEL, LANES):
-                for row in range(row0, row0 + LANES):
-                    for k in range(k0, min(k0 + LANES, words)):
-                        panels[panel, k, row] = quads[row, k]
+                _transpose(quads[row0 : row0 + LANES, k0:], panels[panel, k0 : k0 + LANES, row0:])
 
 
 @compiled
@@ -85,8 +104,10 @@ def _correct(acc, activation, weight, place):
     for token in range(TOKENS):
         total = sums[group, token0 + token]
         centre = zero[group if by_group else 0, token0 + token]
+        centres = weight_zero[group, row0 : row0 + PANEL]
+        row_sums = weight_sum[group, row0 : row0 + PANEL]
         for row in range(PANEL):
-            acc[token, row] -= weight_zero[group, row0 + row] * total + centre * weight_sum[group, row0 + row]
+            acc[token, row] -= centres[row] * total + centre * row_sums[row]
 
 
 @compiled
@@ -115,12 +136,14 @@ def _store(total, activation, weight, place, out):
     rows = min(PANEL, out.shape[1] - row0)
     for token in range(min(TOKENS, out.shape[0] - token0)):
         factor = np.float32(1.0) if by_group else scale[0, token0 + token]
+        target = out[token0 + token, row0:]
         if has_bias:
+            added = bias[row0:]
             for row in range(rows):
-                out[token0 + token, row0 + row] = total[token, row] * factor + bias[row0 + row]
+                target[row] = total[token, row] * factor + added[row]
         else:
             for row in range(rows):
-                out[token0 + token, row0 + row] = total[token, row] * factor
+                target[row] = total[token, row] * factor
 
 
 @compiled
@@ -156,6 +179,17 @@ def products(start, stop, codes, sums, panels, out):
 
 
 @compiled
+def _row_address(codes, row, layout, flat):
+    """Address of a weight row that `dot_bytes` can read: the stored bytes, or `flat` where they are unpacked to."""
+    columns, packed, group, stride = layout
+    if not packed and columns == stride:
+        return codes.ctypes.data + row * columns
+    _offset_row(codes[row], columns, packed, group, stride, flat)
+    flat ^= np.uint8(128)
+    return flat.ctypes.data
+
+
+@compiled
 def few_tokens(start, stop, activation, weight, codes, layout, out):
     """Weight rows start..stop for a few tokens, straight from the stored codes: packing panels would cost more.
 
@@ -163,19 +197,26 @@ def few_tokens(start, stop, activation, weight, codes, layout, out):
     """
     a, scale, zero, sums, by_group = activation
     weight_scale, weight_zero, weight_sum, bias, has_bias, _, stride = weight
-    columns, packed, group, _ = layout
+    columns, packed, _, _ = layout
     groups = weight_scale.shape[0]
+    nibbles = packed and columns == stride and columns % 64 == 0
     flat = np.zeros(a.shape[1], np.uint8)
+    base = np.int32(8) if nibbles else np.int32(128)
+    at = flat.ctypes.data
     for row in range(start, stop):
-        _offset_row(codes[row], columns, packed, group, stride, flat)
+        if not nibbles:
+            at = _row_address(codes, row, layout, flat)
         for token in range(out.shape[0]):
             total = np.float32(0.0)
             for index in range(groups):
-                at = index * stride
-                address = a.ctypes.data + token * a.shape[1] + at
-                acc = dot(flat.ctypes.data + at, address, stride // 64)
+                address = a.ctypes.data + token * a.shape[1] + index * stride
+                if nibbles:
+                    half = columns // 2
+                    acc = dot_nibbles(codes.ctypes.data + row * half, address, columns // 64, half)
+                else:
+                    acc = dot_bytes(at + index * stride, address, stride // 64)
                 own = index if by_group else 0
-                centre = np.int32(128) + weight_zero[index, row]
+                centre = base + weight_zero[index, row]
                 acc -= centre * sums[index, token] + zero[own, token] * weight_sum[index, row]
                 term = np.float32(np.int32(acc)) * weight_scale[index, row]
                 if by_group:

@@ -10,6 +10,7 @@ starting the accumulators at -128 · Σ a.
 """
 
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,7 @@ TOKENS, VECTORS, LANES = 6, 4, 16
 PANEL = VECTORS * LANES
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)
 _VECTOR, _BYTES = ir.VectorType(_WORD, LANES), ir.VectorType(ir.IntType(8), 64)
+_HALF = ir.VectorType(_WORD, 8)
 _WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
 _NAME = "llvm.x86.avx512.vpdpbusd.512"
 
@@ -125,24 +127,58 @@ def tile(typing: Any, a: Any, pitch: Any, panel: Any, steps: Any, sums: Any, out
     return types.void(*[types.int64] * 6), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def dot(typing: Any, weight: Any, a: Any, steps: Any) -> Any:
-    """Σ weight (unsigned) · a (signed) over 64 bytes a step, from two addresses."""
+def _sum_lanes(builder: Any, acc: Any) -> Any:
+    # halve by shuffles: the reduction intrinsic's name differs between LLVM versions
+    width = LANES // 2
+    while width:
+        mask = ir.Constant(_VECTOR, [(lane + width) % LANES for lane in range(LANES)])
+        acc = builder.add(acc, builder.shuffle_vector(acc, acc, mask))
+        width //= 2
+    return builder.extract_element(acc, _number(0, _WORD))
+
+
+def _dot(load: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
+    """Code of a loop over 64 columns a step; `load` gives unsigned weights and signed activations of a step."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        weight, a, steps = arguments
-        loop = _Loop(builder, steps, [ir.Constant(_VECTOR, [0] * LANES)])
-        offset = builder.shl(loop.index, _number(6))
-        left = _load(builder, _VECTOR, builder.add(weight, offset))
-        right = _load(builder, _VECTOR, builder.add(a, offset))
-        acc = _multiply_add(builder, loop.values[0], left, right)
+        steps = arguments[2]
+        zeros = ir.Constant(_VECTOR, [0] * LANES)
+        loop = _Loop(builder, steps, [zeros])
+        unsigned, signed = load(builder, arguments, loop.index)
+        acc = _multiply_add(builder, loop.values[0], unsigned, signed)
         loop.close([acc])
-        # halve by shuffles: the reduction intrinsic's name differs between LLVM versions
-        width = LANES // 2
-        while width:
-            mask = ir.Constant(_VECTOR, [(lane + width) % LANES for lane in range(LANES)])
-            acc = builder.add(acc, builder.shuffle_vector(acc, acc, mask))
-            width //= 2
-        return builder.extract_element(acc, _number(0, _WORD))
+        return _sum_lanes(builder, acc)
 
-    return types.int32(*[types.int64] * 3), generate
+    return generate
+
+
+def _load_bytes(builder: Any, arguments: Any, index: Any) -> tuple[Any, Any]:
+    offset = builder.shl(index, _number(6))
+    weights = _load(builder, _VECTOR, builder.add(arguments[0], offset))
+    # flipping the sign bit of each byte adds 128
+    flipped = builder.xor(weights, ir.Constant(_VECTOR, [-0x7F7F7F80] * LANES))
+    return flipped, _load(builder, _VECTOR, builder.add(arguments[1], offset))
+
+
+def _load_nibbles(builder: Any, arguments: Any, index: Any) -> tuple[Any, Any]:
+    weight, a, _, half = arguments
+    offset = builder.shl(index, _number(5))
+    both = _load(builder, _HALF, builder.add(weight, offset))
+    low = builder.and_(both, ir.Constant(_HALF, [0x0F0F0F0F] * 8))
+    high = builder.and_(builder.lshr(both, ir.Constant(_HALF, [4] * 8)), ir.Constant(_HALF, [0x0F0F0F0F] * 8))
+    first = builder.add(a, offset)
+    join = ir.Constant(_VECTOR, list(range(LANES)))
+    signed = (_load(builder, _HALF, first), _load(builder, _HALF, builder.add(first, half)))
+    return builder.shuffle_vector(low, high, join), builder.shuffle_vector(*signed, join)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def dot_bytes(typing: Any, weight: Any, a: Any, steps: Any) -> Any:
+    """Σ (w + 128) · a over 64 columns a step, int8 at both addresses."""
+    return types.int32(*[types.int64] * 3), _dot(_load_bytes)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def dot_nibbles(typing: Any, weight: Any, a: Any, steps: Any, half: Any) -> Any:
+    """Σ (w + 8) · a over 32 bytes of nibbles a step; the high nibbles belong to columns from `half` on."""
+    return types.int32(*[types.int64] * 4), _dot(_load_nibbles)
