@@ -121,7 +121,7 @@ class Statistics:
         self._channel_squares += found.channel_squares
         return found.moments
 
-    def _average(self, name: str, value: float) -> None:
+    def _average(self, name: str, value: float | int) -> None:
         self._sums[name] += value
         self._counts[name] += 1
 

@@ -54,7 +54,7 @@ class LayerParity:
 @dataclass
 class _Found:
     layers: dict[str, LayerParity]
-    rows: list[dict[str, float]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     first_hidden: tuple[int, int] | None = None
     first_logits: tuple[int, int] | None = None
 
@@ -180,7 +180,7 @@ def _check_outputs(layer: QuantLinear, found: LayerParity, x: Float[Tensor, "tok
 
 def _compare(
     model: LanguageModel, windows: Windows, index: int, hidden: dict[str, Tensor], found: _Found
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """One row of the samples: equality of the ends, and what classic execution changes."""
     span, targets = windows.spans[index], windows.targets(index).to(model.device)
     same_hidden = torch.equal(hidden["simulated"], hidden["integer"])
@@ -240,8 +240,8 @@ def _evaluation(found: _Found, windows: Windows, wanted: TextWindows, origin: st
         data_sha256=windows.stream.sha256,
         convention=f"{wanted.text} {windows.label}",
         plain=[
-            Plain(WRONG, sum(layer.wrong for layer in layers.values()), checked),
-            Plain(CHECKED, checked, len(layers)),
+            Plain(WRONG, float(sum(layer.wrong for layer in layers.values())), checked),
+            Plain(CHECKED, float(checked), len(layers)),
             Plain(LINEARS_EQUAL, equal, len(layers)),
             Plain(CLASSIC_PERPLEXITY, perplexity["classic"] - perplexity["integer"], len(frame)),
         ],

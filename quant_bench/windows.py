@@ -229,7 +229,7 @@ def window_pass(
 
 
 def _run(model: LanguageModel, windows: Windows, context: Context, observer: Observer | None) -> WindowPass:
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, Any]] = []
     argmax: list[Tensor] = []
     sampled: list[Tensor] = []
     owners: list[int] = []
@@ -238,7 +238,7 @@ def _run(model: LanguageModel, windows: Windows, context: Context, observer: Obs
     for index, span in enumerate(windows.spans):
         hidden = final_hidden(model, windows.ids(index))[0, span.scored - span.first - 1 : -1]
         scored = target_log_probs(model, hidden, windows.targets(index))
-        row: dict[str, float] = {"item": index, "nll": -float(scored.log_probs.sum()), "tokens": len(hidden)}
+        row: dict[str, Any] = {"item": index, "nll": -float(scored.log_probs.sum()), "tokens": len(hidden)}
         for name, counts in (("words", windows.stream.words), ("bytes", windows.stream.bytes)):
             if counts is not None:
                 row[name] = int(counts[span.scored : span.last].sum())

@@ -11,7 +11,7 @@ from quant_bench.task import Context, Evaluation, Task
 
 @dataclass(frozen=True)
 class Parity(Task):
-    """Integer accumulators against int64 bit for bit, simulated against integer, classic fake quantization against both.
+    """Accumulators against int64 bit for bit, simulated against integer, classic fake quantization against both.
 
     Source: Jacob et al. 2018, https://arxiv.org/abs/1712.05877; see `parity.parity` for what is compared.
 

@@ -13,7 +13,8 @@ from quant_bench.windows import Convention, WindowSettings
 class Wiki40b(Task):
     """Perplexity of the validation split of Wiki-40B (English).
 
-    Source: Guo et al. 2020, https://aclanthology.org/2020.lrec-1.297. The outlier papers evaluate on its validation split with `p5`.
+    Source: Guo et al. 2020, https://aclanthology.org/2020.lrec-1.297. The outlier papers use its validation split
+    with `p5`.
 
     Attributes:
         convention: p1, p2, p3 or p5; see `windows.WindowSettings`.

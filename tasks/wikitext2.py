@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quant_bench.errors import SpecError
-from quant_bench.lm_eval_task import run_lm_eval_task
 from quant_bench.model import LanguageModel
 from quant_bench.perplexity import TextWindows, perplexity
 from quant_bench.stream import Prefix
@@ -38,6 +37,9 @@ class Wikitext2(Task):
         if self.convention == "p4":
             if (self.stride, self.prefix) != (None, "default"):
                 raise SpecError("convention=p4 is lm-eval's: it has no stride and no prefix to choose")
+            # lm-eval takes seconds to import, and only this convention needs it
+            from quant_bench.lm_eval_task import run_lm_eval_task
+
             found = run_lm_eval_task("wikitext", {}, model, context, self.limit)
             return replace(found, convention=f"P4 {found.convention}")
         settings = WindowSettings(self.convention, self.seq_length, self.stride, self.prefix)

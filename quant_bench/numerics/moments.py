@@ -4,8 +4,10 @@ Powers are products of the centred value: `pow(3)` and `pow(4)` call the mathema
 a quarter of the matrix product that the tensor feeds.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -15,6 +17,25 @@ from torch import Tensor
 
 # reordering sums lets them use vector registers; infinities and NaN keep their meaning (so no full fastmath)
 _REORDER = {"reassoc", "contract", "nsz"}
+
+
+def _compiled(*, reorder: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a loop at its first call and keep the machine code on disk.
+
+    Shape checks of the test run wrap every function of the package; the compiler needs what they wrap.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        plain = inspect.unwrap(function)
+        options: dict[str, Any] = {"fastmath": _REORDER if reorder else False, "nogil": True}
+        try:
+            compiled: Callable[..., Any] = numba.njit(cache=True, **options)(plain)
+        except RuntimeError:
+            # neither the installation nor the user's cache folder can be written: compile in every process
+            compiled = numba.njit(**options)(plain)
+        return compiled
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -153,7 +174,7 @@ def _measure_torch(values: Float[Tensor, "token width"]) -> tuple[np.ndarray, np
     return copied[0], copied[1], copied[2], copied[3]
 
 
-@numba.njit(fastmath=_REORDER, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@_compiled(reorder=True)
 def _sweep(
     values: np.ndarray,
     bits: np.ndarray,
@@ -190,7 +211,7 @@ def _sweep(
         top[token] = largest
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@_compiled()
 def _combine(rows: np.ndarray, width: int) -> tuple[float, float, float, float, float]:
     """Mean, m2, m3, m4 of all tokens together (Pébay's shift of centres), and the mean kurtosis of a token."""
     tokens = rows.shape[0]
@@ -209,7 +230,7 @@ def _combine(rows: np.ndarray, width: int) -> tuple[float, float, float, float, 
     return mean, m2, m3, m4, kurtosis / tokens
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@_compiled()
 def _count(values: np.ndarray, candidates: np.ndarray, centre: float, radius: float, inclusive: bool) -> int:
     found = 0
     for token in candidates:
