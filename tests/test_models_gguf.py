@@ -68,10 +68,8 @@ def write_gguf(path: Path, kind: str = "Q4_1", pre: str = "smollm") -> dict[str,
             codes = gguf.quants.quantize(data, number)
             writer.add_tensor(name, codes, raw_dtype=number)
             values[name] = gguf.quants.dequantize(codes, number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
     return values
 
 
@@ -193,11 +191,12 @@ def make_wheel(folder: Path, files: dict[str, bytes], name: str = "tiny_model-1.
     with zipfile.ZipFile(folder / name, "w") as archive:
         for member, data in files.items():
             archive.writestr(member, data)
-        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
-        archive.writestr(
-            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+        for entry, text in (
+            ("METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            archive.writestr(f"tiny_model-1.0.dist-info/{entry}", text)
     return folder / name
 
 
