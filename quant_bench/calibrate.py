@@ -77,7 +77,7 @@ def token_batches(
     places = max(len(joined) // span, 1)
     chosen: list[list[int]] = []
     for place in torch.randperm(places, generator=torch.Generator().manual_seed(seed)).tolist():
-        ids = _encode(tokenizer, joined[place * span : (place + 1) * span])[:need]
+        ids = _encode(tokenizer, _whole_words(joined, place * span, (place + 1) * span))[:need]
         if len(ids) == need:
             chosen.append(prefix + ids)
         if len(chosen) == sequences:
@@ -95,6 +95,14 @@ def token_batches(
         usable=len(chosen),
         wanted=sequences,
     )
+
+
+def _whole_words(text: str, start: int, stop: int) -> str:
+    """A piece of a text without the words that its ends cut in two."""
+    first = text.find(" ", start, stop) + 1 if start > 0 else start
+    last = text.rfind(" ", start, stop) if stop < len(text) else stop
+    # a script without spaces has nothing to cut
+    return text[max(first, start) : last if last > first else stop]
 
 
 def _prefix(tokenizer: Any) -> list[int]:

@@ -69,11 +69,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def tiny_tokenizer() -> Any:
-    """A tokenizer of the words `w0` to `w96`, separated by white space."""
-    words = {f"w{index}": index for index in range(VOCABULARY)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    """A tokenizer of `<unk>`, `<s>`, `</s>` and the words `w3` to `w96`, separated by white space."""
+    special = ["<unk>", "<s>", "</s>"]
+    words = {word: index for index, word in enumerate([*special, *(f"w{index}" for index in range(3, VOCABULARY))])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token=special[0]))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", bos_token="w1", eos_token="w2")
+    unknown, begin, end = special
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unknown, bos_token=begin, eos_token=end)
 
 
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> LanguageModel:
