@@ -61,9 +61,7 @@ def quantize(
     calibration = Calibration()
     if chosen.calibration_sequences:
         text = DataSource(None if data is None else Path(data)).calibration_text()
-        calibration = calibrate.token_batches(
-            model.tokenizer, text, sequences=chosen.calibration_sequences, seed=seed
-        )
+        calibration = calibrate.token_batches(model.tokenizer, text, sequences=chosen.calibration_sequences, seed=seed)
     return chosen.quantize(model, calibration)
 
 
@@ -83,7 +81,8 @@ def evaluate(
         Blocked: data are missing.
         NotApplicable: the task makes no sense for this model.
     """
-    from quant_bench import models, registry
+    from quant_bench import registry
+    from quant_bench.cache import cache_folder
     from quant_bench.data import DataSource
     from quant_bench.probe import Probe
     from quant_bench.score import Score
@@ -93,7 +92,7 @@ def evaluate(
     chosen = registry.build("tasks", task)
     context = Context(
         data=DataSource(None if data is None else Path(data)),
-        cache=models.cache_folder() if cache is None else Path(cache),
+        cache=cache_folder(None if cache is None else Path(cache)),
         probe=Probe.off(),
         seed=seed,
     )

@@ -53,7 +53,9 @@ class AttentionCore(Protocol):
 class Router(Protocol):
     """What a packed forward installs: it decides which keys each query of the flat token row meets."""
 
-    def __call__(self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float, window: int | None) -> Query:
+    def __call__(
+        self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float, window: int | None
+    ) -> Query:
         """Attention of a flat row of tokens (batch is 1)."""
 
 

@@ -8,6 +8,7 @@ import quant_bench
 from quant_bench import registry
 from quant_bench.arm import Arm
 from quant_bench.errors import RecordError, SpecError
+from quant_bench.identity import ModelIdentity
 from quant_bench.quantizer import Quantizer
 from quant_bench.record import Cell, Record
 from quant_bench.samples import SampleStore, digest_of
@@ -48,7 +49,7 @@ class RunOptions:
     limit: int | None = None
     batch_size: int | Literal["auto"] = "auto"
     seq_length: int | None = None
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
     data: Path | None = None
     results: Path = Path("results")
@@ -57,14 +58,6 @@ class RunOptions:
     force: bool = False
     trust_remote_code: bool = False
     revision: str | None = None
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a finished cell must agree with, beside its name, to count as done."""
-
-    weights_sha256: str
-    tokenizer_sha256: str
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,7 @@ def _with_limits(task: Task, options: RunOptions) -> Task:
     return replace(task, **changes)
 
 
-def finished(planned: PlannedCell, options: RunOptions, identity: Identity) -> Record | None:
+def finished(planned: PlannedCell, options: RunOptions, identity: ModelIdentity) -> Record | None:
     """The record of a cell that needs no more work, or None.
 
     `failed` and `blocked` cells are tried again; so is a cell of other weights, tokenizer or plugin versions: its name
@@ -150,7 +143,7 @@ def finished(planned: PlannedCell, options: RunOptions, identity: Identity) -> R
     return record if all(record.versions.get(key) == value for key, value in planned.versions().items()) else None
 
 
-def sample_key(planned: PlannedCell, identity: Identity, calibration_sha256: str | None) -> str:
+def sample_key(planned: PlannedCell, identity: ModelIdentity, calibration_sha256: str | None) -> str:
     """Key of a cell's samples: weights, plugins, settings, versions, calibration and seed, never a name or a path.
 
     So neither another model under the same name nor a changed setting can find the answers of this one.
@@ -177,7 +170,7 @@ def float_twin(planned: PlannedCell) -> PlannedCell:
 
 
 def pending_cells(
-    cells: list[PlannedCell], options: RunOptions, identity: Identity, store: SampleStore
+    cells: list[PlannedCell], options: RunOptions, identity: ModelIdentity, store: SampleStore
 ) -> tuple[list[PlannedCell], list[tuple[PlannedCell, Record]]]:
     """Cells to run and cells that are done.
 

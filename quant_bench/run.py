@@ -8,21 +8,22 @@ record is written as soon as its cell is done, after the samples behind it, so t
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from quant_bench import calibrate, models, registry
+from quant_bench import calibrate, models
+from quant_bench.assemble import empty_record, scores_of
+from quant_bench.cache import cache_folder
 from quant_bench.data import DataSource
-from quant_bench.environment import PeakMemory, environment, versions
-from quant_bench.errors import Blocked, NotApplicable, RecordError, SpecError
+from quant_bench.environment import PeakMemory
+from quant_bench.errors import Blocked, NotApplicable, RecordError
 from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.lowbit.memory import tune_allocator
 from quant_bench.model import LanguageModel, ModelIdentity
 from quant_bench.plan import (
-    Identity,
     PlannedCell,
     RunOptions,
     finished,
@@ -34,10 +35,8 @@ from quant_bench.plan import (
 from quant_bench.probe import Probe
 from quant_bench.progress import Progressor
 from quant_bench.quantizer import Calibration
-from quant_bench.record import Cell, Record
-from quant_bench.samples import Samples, SampleStore, digest_of
-from quant_bench.score import Score
-from quant_bench.statistics import delta_of, score_of
+from quant_bench.record import Cell, Record, State
+from quant_bench.samples import Samples, SampleStore
 from quant_bench.task import Context, Evaluation
 
 __all__ = ["Outcome", "RunOptions", "run_cells"]
@@ -96,10 +95,9 @@ def run_cells(options: RunOptions, report: Callable[[Outcome], None] = lambda ou
         RecordError: a record in the way cannot be read, or the results cannot be written.
     """
     cells = planned_cells(options)
-    cache = options.cache or models.cache_folder()
+    cache = cache_folder(options.cache)
     load_options = _load_options(options, cache)
-    found = models.identify(options.model, load_options)
-    identity = Identity(found.weights_sha256, found.tokenizer_sha256)
+    identity = models.identify(options.model, load_options)
     store = SampleStore(cache)
     todo, done = pending_cells(cells, options, identity, store)
     if options.dry_run:
@@ -144,14 +142,15 @@ def _check_writable(results: Path) -> None:
         raise RecordError(f"cannot write records to {str(results)!r}: {error}") from error
 
 
-def _run_group(run: _Run, group: list[PlannedCell], identity: Identity) -> None:
+def _run_group(run: _Run, group: list[PlannedCell], identity: ModelIdentity) -> None:
     """All cells of one quantized model."""
     first = group[0]
     run.progressor.cell(f"{first.cell.quantizer}: loading")
     started = time.perf_counter()
     try:
-        calibration = _calibration(run, first)
-        model = _quantized(run, first, calibration)
+        model = models.load_model(run.options.model, _load_options(run.options, run.cache))
+        calibration = _calibration(run, first, model.tokenizer)
+        model = _quantized(first, model, calibration)
     except Exception as error:
         for planned in group:
             _store_failure(run, planned, identity, error, time.perf_counter() - started)
@@ -159,39 +158,37 @@ def _run_group(run: _Run, group: list[PlannedCell], identity: Identity) -> None:
     prepare_took = time.perf_counter() - started
     pass_memo: dict[Any, Any] = {}
     for planned in group:
-        planned.task.prepare(model, _context(run, planned, identity, Probe.off(), pass_memo))
+        planned.task.prepare(model, _context(run, planned, Probe.off(), pass_memo))
     for planned in group:
         run.progressor.cell(f"{planned.cell.quantizer}: {planned.cell.task}")
         run.memory.reset()
         started = time.perf_counter()
         try:
             probe = _probe(run, planned, identity)
-            context = _context(run, planned, identity, probe, pass_memo)
+            context = _context(run, planned, probe, pass_memo)
             evaluation = planned.task.evaluate(model, context)
             probe.save()
             record = _measured(run, planned, model, calibration, evaluation)
         except Exception as error:
-            _store_failure(run, planned, model.identity, error, time.perf_counter() - started)
+            _store_failure(run, planned, identity, error, time.perf_counter() - started)
             continue
         _write(run, planned, record.with_cost(time.perf_counter() - started, run.memory.bytes(), prepare_took))
 
 
-def _calibration(run: _Run, planned: PlannedCell) -> Calibration:
+def _calibration(run: _Run, planned: PlannedCell, tokenizer: Any) -> Calibration:
     """The calibration that the quantizer asks for, the same for all quantizers of a model that ask for as much."""
     wanted = planned.quantizer.calibration_sequences
     if wanted == 0:
         return Calibration()
     key = ("calibration", wanted, planned.cell.seed)
     if key not in run.model_memo:
-        tokenizer = models.load_tokenizer(run.options.model, _load_options(run.options, run.cache))
         text = run.data.calibration_text()
         run.model_memo[key] = calibrate.token_batches(tokenizer, text, sequences=wanted, seed=planned.cell.seed)
     calibration: Calibration = run.model_memo[key]
     return calibration
 
 
-def _quantized(run: _Run, planned: PlannedCell, calibration: Calibration) -> LanguageModel:
-    model = models.load_model(run.options.model, _load_options(run.options, run.cache))
+def _quantized(planned: PlannedCell, model: LanguageModel, calibration: Calibration) -> LanguageModel:
     model = planned.arm.attach(model)
     model = planned.quantizer.quantize(model, calibration)
     # what stays in float is the same float32 arithmetic through a packed product, about a tenth faster
@@ -199,7 +196,7 @@ def _quantized(run: _Run, planned: PlannedCell, calibration: Calibration) -> Lan
     return model
 
 
-def _context(run: _Run, planned: PlannedCell, identity: Identity, probe: Probe, pass_memo: dict[Any, Any]) -> Context:
+def _context(run: _Run, planned: PlannedCell, probe: Probe, pass_memo: dict[Any, Any]) -> Context:
     return Context(
         data=run.data,
         cache=run.cache,
@@ -212,7 +209,7 @@ def _context(run: _Run, planned: PlannedCell, identity: Identity, probe: Probe, 
     )
 
 
-def _probe(run: _Run, planned: PlannedCell, identity: Identity) -> Probe:
+def _probe(run: _Run, planned: PlannedCell, identity: ModelIdentity) -> Probe:
     """Collects the float model's distributions, or compares with them where they were collected."""
     path = run.cache / "probes" / sample_key(float_twin(planned), identity, None)
     if planned.cell.quantizer == "none":
@@ -224,7 +221,7 @@ def _measured(
     run: _Run, planned: PlannedCell, model: LanguageModel, calibration: Calibration, evaluation: Evaluation
 ) -> Record:
     """Scores with intervals and differences; stores the samples first."""
-    identity = Identity(model.identity.weights_sha256, model.identity.tokenizer_sha256)
+    identity = model.identity
     reference: Samples | None = None
     if planned.cell.quantizer == "none":
         run.store.write(sample_key(planned, identity, None), Samples(evaluation.samples, evaluation.data_sha256))
@@ -235,77 +232,30 @@ def _measured(
         if reference is not None and reference.data_sha256 != evaluation.data_sha256:
             log.warning("%s: the float cell answered other items; no difference is given", planned.cell.task)
             reference = None
-    scores = list(_scores(evaluation, reference, planned.cell.seed))
-    return _record(run, planned, model.identity, "measured", None).with_results(
-        scores=scores,
+    return empty_record(run.options, planned, identity, "measured", None).with_results(
+        scores=list(scores_of(evaluation, reference, planned.cell.seed)),
         evaluation=evaluation,
         coverage=model.coverage,
         calibration=calibration,
     )
 
 
-def _scores(evaluation: Evaluation, reference: Samples | None, seed: int) -> Iterator[Score]:
-    for plain in evaluation.plain:
-        yield Score(plain.metric, plain.value, n=plain.n)
-    for measure in evaluation.measures:
-        score = score_of(measure, evaluation.samples, seed)
-        if reference is not None and measure.column in reference.frame.columns:
-            delta = delta_of(measure, evaluation.samples, reference.frame, seed, "none")
-            score = replace(score, delta=delta)
-        yield score
-
-
-def _record(
-    run: _Run, planned: PlannedCell, identity: ModelIdentity | Identity, state: str, reason: str | None
-) -> Record:
-    """A record without scores."""
-    full = {
-        "model": {
-            "name": run.options.model,
-            "dtype": run.options.dtype,
-            "revision": run.options.revision,
-            "trust_remote_code": run.options.trust_remote_code,
-        },
-        "arm": registry.settings(planned.arm),
-        "quantizer": registry.settings(planned.quantizer),
-        "task": registry.settings(planned.task),
-    }
-    known: dict[str, Any] = {
-        "weights_sha256": identity.weights_sha256,
-        "tokenizer_sha256": identity.tokenizer_sha256,
-        "data_sha256": None,
-        "calibration_sha256": None,
-    }
-    if isinstance(identity, ModelIdentity):
-        known |= {"source": identity.source, "revision": identity.revision, "note": identity.note}
-    return Record(
-        state=state,
-        reason=reason,
-        cell=planned.cell,
-        settings=full,
-        versions={**versions(), **planned.versions()},
-        identity=known,
-        environment=environment(run.options.device),
-    )
-
-
-def _store_failure(
-    run: _Run, planned: PlannedCell, identity: ModelIdentity | Identity, error: Exception, took: float
-) -> None:
+def _store_failure(run: _Run, planned: PlannedCell, identity: ModelIdentity, error: Exception, took: float) -> None:
     """Record why a cell has no scores. A failed or blocked cell is tried again by the next run.
 
     A measured record of the same cell (under --force) stays: a failure must not cost a result.
     """
+    state: State = "failed"
+    reason = str(error)
     if isinstance(error, Blocked):
-        state, reason = "blocked", str(error)
+        state = "blocked"
     elif isinstance(error, NotApplicable):
-        state, reason = "not_applicable", str(error)
+        state = "not_applicable"
     else:
-        state, reason = "failed", f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         log.error("%s failed:\n%s", planned.cell, "".join(traceback.format_exception(error)))
-    record = _record(run, planned, identity, state, reason).with_cost(took, run.memory.bytes())
-    known = Identity(identity.weights_sha256, identity.tokenizer_sha256)
-    if finished(planned, replace(run.options, force=False), known) is None:
+    record = empty_record(run.options, planned, identity, state, reason).with_cost(took, run.memory.bytes())
+    if finished(planned, replace(run.options, force=False), identity) is None:
         _write(run, planned, record)
     else:
         run.finish(Outcome(planned.cell, state, planned.cell.path(run.options.results), record, False))

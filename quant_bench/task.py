@@ -107,7 +107,7 @@ class Task(ABC):
         if self.limit is not None and self.limit < 1:
             raise SpecError(f"limit must be at least 1, or None for all; got {self.limit!r}")
 
-    def prepare(self, model: LanguageModel, context: Context) -> None:
+    def prepare(self, model: LanguageModel, context: Context) -> None:  # noqa: B027 - doing nothing is the default
         """Announce shared work before any task of the cell group runs (default: nothing)."""
 
     @abstractmethod

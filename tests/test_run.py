@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quant_bench.errors import RecordError, UnknownPlugin
+from quant_bench.identity import ModelIdentity
 from quant_bench.plan import planned_cells, sample_key
 from quant_bench.record import Record
 from quant_bench.run import Outcome, RunOptions, run_cells
@@ -127,12 +128,11 @@ def test_changed_weights_are_another_model(options: RunOptions, model_folder: Pa
 
 
 def test_sample_keys_differ_by_every_part_of_a_cell(options: RunOptions) -> None:
-    from quant_bench.plan import Identity
-
     cells = planned_cells(replace(options, seeds=(0, 1)))
-    keys = {sample_key(cell, Identity("a", "b"), None) for cell in cells}
+    identity = ModelIdentity("name", "folder", None, "a", "b", "float32")
+    keys = {sample_key(cell, identity, None) for cell in cells}
     assert len(keys) == len(cells)
-    assert sample_key(cells[0], Identity("c", "b"), None) not in keys
+    assert sample_key(cells[0], replace(identity, weights_sha256="c"), None) not in keys
 
 
 def test_a_lost_reference_is_measured_again_before_a_difference(options: RunOptions) -> None:
