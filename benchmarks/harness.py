@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
 from lm_eval.api.instance import Instance
@@ -77,8 +76,8 @@ def compare(task: str, model: LanguageModel, references: dict[int, HFLM], asked:
     for turn in range(rounds):
         # a fresh one each time: no prefix and no tokens are remembered from the round before
         runs: list[tuple[int, Callable[[], Any]]] = [
-            (0, lambda: getattr(HarnessLM(model), kind)(asked)),
-            *((batch, lambda lm=lm: getattr(lm, kind)(asked)) for batch, lm in references.items()),
+            (0, lambda: getattr(HarnessLM(model), kind)(asked, disable_tqdm=True)),
+            *((batch, lambda lm=lm: getattr(lm, kind)(asked, disable_tqdm=True)) for batch, lm in references.items()),
         ]
         found = {batch: timed(work) for batch, work in (runs if turn % 2 == 0 else reversed(runs))}
         seconds.append(found[0][0])

@@ -111,14 +111,13 @@ def _index(folder: str | None) -> TaskManager:
 def _manager(name: str) -> TaskManager:
     """An index that knows the task: of the folder called after it where there is one."""
     home = Path(lm_eval.tasks.__file__).parent
-    for folder in (name, name.split("_")[0]):
-        if folder and (home / folder).is_dir() and name in _index(folder).all_subtasks:
-            return _index(folder)
-    found = _index(None)
-    if name in found.all_subtasks:
-        return found
-    if name in found.all_tasks:
-        raise SpecError(f"{name!r} is a group of lm-eval tasks: name one of its tasks")
+    folders = [folder for folder in (name, name.split("_")[0]) if folder and (home / folder).is_dir()]
+    for folder in (*folders, None):
+        found = _index(folder)
+        if name in found.all_subtasks:
+            return found
+        if name in found.all_tasks:
+            raise SpecError(f"{name!r} is a group of lm-eval tasks: name one of its tasks")
     raise SpecError(f"lm-eval {version('lm_eval')} has no task {name!r}")
 
 

@@ -116,11 +116,6 @@ def awkward() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TQDM_DISABLE", "1")
-
-
 def same_scores(found: list[tuple[float, bool]], wanted: list[tuple[float, bool]]) -> None:
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
     assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], abs=1e-3, rel=0)
