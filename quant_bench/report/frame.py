@@ -63,6 +63,14 @@ def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     return frame
 
 
+def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows of plain Python values, None where there is none."""
+    columns = [column.astype(object).where(column.notna(), None).tolist() for _, column in frame.items()]
+    # a list: iterating over the index of names for every row would take most of a large report's time
+    names = list(frame.columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
 def _rows(record: Record) -> list[tuple[Any, ...]]:
     cell, identity = record.cell, record.identity
     quantizer, named = execution_of(cell.quantizer)
@@ -124,9 +132,9 @@ def _mark(frame: pd.DataFrame) -> None:
     informed = (reference & ~at_chance).groupby(by_metric, dropna=False).transform("any")
     asked = reference.groupby(by_metric, dropna=False).transform("any")
     frame["uninformative"] = asked & ~informed & frame["value"].notna()
-    plugin = frame["quantizer"].str.partition("(")[0]
+    plugin = frame["quantizer"].str.split("(").str[0]
     newest = frame.groupby(["group", plugin], dropna=False)["quantizer_version"].transform("max")
-    arm = frame["arm"].str.partition("(")[0]
+    arm = frame["arm"].str.split("(").str[0]
     newest_arm = frame.groupby(["group", arm], dropna=False)["arm_version"].transform("max")
     frame["outdated"] = (frame["quantizer_version"] < newest) | (frame["arm_version"] < newest_arm)
     counts = frame["n"].astype("float64").fillna(-1.0)

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import pandas as pd
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quant_bench.report import text
+from quant_bench.report.frame import plain_rows
 from quant_bench.report.tables import LEGEND, Section, Table, sections
 
 Format = Literal["table", "markdown", "csv", "latex", "json"]
@@ -122,19 +123,11 @@ def _csv(frame: pd.DataFrame) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(frame.columns)
-    for row in _plain_rows(frame):
-        writer.writerow(
-            [text.csv(value) if isinstance(value, str) else "" if value is None else value for value in row]
-        )
+    for row in plain_rows(frame):
+        shown = (text.csv(value) if isinstance(value, str) else value for value in row.values())
+        writer.writerow(["" if value is None else value for value in shown])
     return buffer.getvalue()
 
 
 def _json(frame: pd.DataFrame) -> str:
-    rows = [dict(zip(frame.columns, row, strict=True)) for row in _plain_rows(frame)]
-    return json.dumps(rows, allow_nan=False, indent=1) + "\n"
-
-
-def _plain_rows(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
-    """Rows of plain Python values, None where there is none."""
-    columns = [column.astype(object).where(column.notna(), None) for _, column in frame.items()]
-    return list(zip(*columns, strict=True))
+    return json.dumps(plain_rows(frame), allow_nan=False, indent=1) + "\n"

@@ -1,16 +1,19 @@
 """Ranked frame -> tables for people: sections by model, one table a group, and an overview; no format is known here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pandas as pd
 
-from quant_bench.report.frame import ROW
+from quant_bench.report.frame import ROW, plain_rows
 from quant_bench.report.text import number, signed
 
 METRICS_A_TABLE: Final = 6
 UNINFORMATIVE, BEATS_FLOAT, UNRANKED = "†", "‡", "*"
+Row = dict[str, Any]
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 LEGEND: Final = (
     "Each value stands over its 95 % bootstrap interval and Δ, the paired difference to the float model on the same "
     "items with its 95 % interval.",
@@ -63,157 +66,159 @@ class _Footnotes:
 
 def sections(frame: pd.DataFrame) -> list[Section]:
     """Every model's tables: an overview where it has several tasks, then one table a group."""
+    # plain rows: thousands of small data frames would take minutes
+    groups = list(_parted(plain_rows(frame), lambda row: row["group"]).values())
     found = []
-    for _, part in frame.groupby(_model_key(frame), sort=True):
-        tables = [table for _, group in part.groupby("group", sort=True) for table in _group_tables(group)]
-        if part["group"].nunique() > 1:
-            tables.insert(0, _overview(part))
-        found.append(Section(_model_title(part), next(iter(part["note"].dropna()), ""), tuple(tables)))
+    for key, members in sorted(_parted(groups, _model_of).items()):
+        tables = [table for group in members for table in _group_tables(group)]
+        if len(members) > 1:
+            tables.insert(0, _overview(members))
+        notes = [row["note"] for group in members for row in group if row["note"]]
+        name, weights, dtype = key
+        known = [f"weights {weights[:12]}" if weights else "weights unknown", *([dtype] if dtype else [])]
+        found.append(Section(" · ".join([name, *known]), notes[0] if notes else "", tuple(tables)))
     return found
 
 
-def _model_key(frame: pd.DataFrame) -> "pd.Series[str]":
-    """Model, weights and dtype of the group that a row was put in: a blocked cell need not know its weights."""
-    own = frame["model"] + "\0" + frame["weights_sha256"].fillna("") + "\0" + frame["dtype"].fillna("")
-    return own.groupby(frame["group"]).transform("max")
+def _parted(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    parts: dict[Key, list[Item]] = {}
+    for item in items:
+        parts.setdefault(key(item), []).append(item)
+    return parts
 
 
-def _model_title(part: pd.DataFrame) -> str:
-    weights, dtype = part["weights_sha256"].dropna(), part["dtype"].dropna()
-    known = [f"weights {weights.iloc[0][:12]}" if len(weights) else "weights unknown"]
-    return " · ".join([part["model"].iloc[0], *known, *dtype.iloc[:1]])
+def _model_of(group: list[Row]) -> tuple[str, str, str]:
+    """Model, weights and dtype of a group; a blocked cell need not know its weights."""
+    weights, dtype = (next((row[name] for row in group if row[name]), "") for name in ("weights_sha256", "dtype"))
+    return group[0]["model"], weights, dtype
 
 
-def _group_tables(group: pd.DataFrame) -> Iterator[Table]:
+def _cells(group: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Scores of each row of a table."""
+    return _parted(group, lambda row: tuple(row[name] for name in ROW))
+
+
+def _several(group: Iterable[Row]) -> list[str]:
+    """What else tells rows apart, where more than one of it is there."""
+    rows = list(group)
+    return [name for name in ("arm", "seed") if len({row[name] for row in rows}) > 1]
+
+
+def _group_tables(group: list[Row]) -> Iterator[Table]:
     """A group's table, cut where it has more metrics than a page is wide."""
-    scored = group[group["metric"].notna()]
-    metrics = list(scored.sort_values("order", kind="stable")["metric"].unique())
-    title = _title(group)
+    metrics = list(dict.fromkeys(row["metric"] for row in sorted(_scored(group), key=lambda row: row["order"])))
     if not metrics:
-        yield _table(group, [], title)
+        yield _table(group, [], _title(group))
     for start in range(0, len(metrics), METRICS_A_TABLE):
         continued = "" if start == 0 else " (continued)"
-        yield _table(group, metrics[start : start + METRICS_A_TABLE], title + continued)
+        yield _table(group, metrics[start : start + METRICS_A_TABLE], _title(group) + continued)
 
 
-def _title(group: pd.DataFrame) -> str:
-    known = group[group["state"] == "measured"]
-    task = group["task"].iloc[0]
-    if known.empty:
-        return f"{task} · no scores"
-    first = known.iloc[0]
-    items = "" if pd.isna(first["items"]) else f"{first['items']:,} items"
-    parts = (task, first["convention"], items, f"version {first['task_version']}", f"data {first['data_sha256'][:12]}")
-    return " · ".join(part for part in parts if part)
+def _scored(group: Iterable[Row]) -> list[Row]:
+    return [row for row in group if row["metric"] is not None]
 
 
-def _table(group: pd.DataFrame, metrics: list[str], title: str) -> Table:
+def _title(group: list[Row]) -> str:
+    first = next(iter(_scored(group)), None)
+    if first is None:
+        return f"{group[0]['task']} · no scores"
+    items = "" if first["items"] is None else f"{first['items']:,} items"
+    version, data = f"version {first['task_version']}", f"data {first['data_sha256'][:12]}"
+    return " · ".join(part for part in (first["task"], first["convention"], items, version, data) if part)
+
+
+def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     footnotes = _Footnotes()
-    headline = _headline(group)
-    multiple = {name for name in ("arm", "seed") if group[name].nunique() > 1}
-    keyed = {key: rows for key, rows in group.groupby(list(ROW), sort=False)}
-    order = sorted(keyed, key=lambda key: _place(keyed[key], headline))
+    headline, several = _headline(group), _several(group)
+    meaning = {row["metric"]: row for row in reversed(_scored(group))}
     rows = []
-    for key in order:
-        cells = keyed[key].set_index("metric")
-        first = keyed[key].iloc[0]
-        rank = _rank(keyed[key], headline)
-        lead = [rank, first["label"], first["execution"], *(str(first[name]) for name in sorted(multiple))]
-        entries = [Entry((text,)) for text in lead]
+    for scores in sorted(_cells(group).values(), key=lambda scores: _place(scores, headline)):
+        first, by_metric = scores[0], {row["metric"]: row for row in scores}
+        rank = by_metric[headline]["rank"] if headline in by_metric else None
+        lead = ["–" if rank is None else f"{rank:.0f}", first["label"], first["execution"]]
+        entries = [Entry((text,)) for text in [*lead, *(str(first[name]) for name in several)]]
         if first["state"] != "measured":
-            note = f"{first['state'].replace('_', ' ')} {footnotes.mark(first['reason'])}"
-            entries += [Entry((note,)), *[Entry(("–",))] * (len(metrics) - 1)]
+            entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
         else:
-            entries += [_entry(cells.loc[metric]) if metric in cells.index else Entry(("–",)) for metric in metrics]
+            entries += [_entry(by_metric[metric]) if metric in by_metric else Entry(("–",)) for metric in metrics]
         rows.append(tuple(entries))
-    units = group.dropna(subset=["metric"]).drop_duplicates("metric").set_index("metric")
-    headings = ["#", "quantizer", "execution", *sorted(multiple), *(_heading(m, units.loc[m]) for m in metrics)]
-    headings += ["state"] if not metrics else []
-    return Table(title, tuple(headings), tuple(rows), tuple(footnotes.texts), 3 + len(multiple))
+    headings = ["#", "quantizer", "execution", *several, *(_heading(meaning[metric]) for metric in metrics)]
+    headings += [] if metrics else ["state"]
+    return Table(title, tuple(headings), tuple(rows), tuple(footnotes.texts), 3 + len(several))
 
 
-def _headline(group: pd.DataFrame) -> str | None:
+def _state(row: Row, footnotes: _Footnotes) -> str:
+    return f"{row['state'].replace('_', ' ')} {footnotes.mark(row['reason'])}"
+
+
+def _headline(group: list[Row]) -> str | None:
     """The metric that ranks a table: the first one with a better direction."""
-    directed = group[group["better"].isin(["higher", "lower"])]
-    return None if directed.empty else str(directed.sort_values("order", kind="stable")["metric"].iloc[0])
+    directed = [row for row in group if row["better"] in ("higher", "lower")]
+    return min(directed, key=lambda row: row["order"])["metric"] if directed else None
 
 
-def _heading(metric: str, meaning: Any) -> str:
+def _heading(meaning: Row) -> str:
     arrow = {"higher": " ↑", "lower": " ↓"}.get(meaning["better"], "")
     unit = "" if meaning["unit"] in ("1", "") else f" ({meaning['unit']})"
-    return f"{metric}{unit}{arrow}"
+    return f"{meaning['metric']}{unit}{arrow}"
 
 
-def _place(rows: pd.DataFrame, headline: str | None) -> tuple[bool, float, bool, str, str, str, int]:
-    found = rows.loc[rows["metric"] == headline, "rank"].dropna()
-    rank = float(found.iloc[0]) if len(found) else float("inf")
-    first = rows.iloc[0]
-    unmeasured = first["state"] != "measured"
-    return (
-        unmeasured,
-        rank,
-        first["execution"] != "float",
-        first["label"],
-        first["execution"],
-        first["arm"],
-        first["seed"],
-    )
+def _place(scores: list[Row], headline: str | None) -> tuple[Any, ...]:
+    """Measured before others, then by rank; the float model first among equals."""
+    first = scores[0]
+    ranks = [row["rank"] for row in scores if row["metric"] == headline and row["rank"] is not None]
+    shown = (first["execution"] != "float", first["label"], first["execution"], first["arm"], first["seed"])
+    return first["state"] != "measured", ranks[0] if ranks else float("inf"), *shown
 
 
-def _rank(rows: pd.DataFrame, headline: str | None) -> str:
-    found = rows.loc[rows["metric"] == headline, "rank"].dropna()
-    return f"{found.iloc[0]:.0f}" if len(found) else "–"
-
-
-def _entry(score: Any) -> Entry:
+def _entry(score: Row) -> Entry:
     """Value with its marks, interval, and difference with its interval."""
     lines = [_marked(score)]
-    if pd.notna(score["low"]):
+    if score["low"] is not None:
         lines.append(f"[{number(score['low'])}, {number(score['high'])}]")
-    if pd.notna(score["delta"]):
+    if score["delta"] is not None:
         delta = f"Δ {signed(score['delta'])}"
-        if pd.notna(score["delta_low"]):
+        if score["delta_low"] is not None:
             delta += f" [{signed(score['delta_low'])}, {signed(score['delta_high'])}]"
         lines.append(delta)
     return Entry(tuple(lines))
 
 
-def _marked(score: Any) -> str:
-    marks = UNINFORMATIVE * bool(score["uninformative"]) + BEATS_FLOAT * bool(score["beats_float"])
-    marks += UNRANKED * bool(score["outdated"] or score["other_items"])
-    items = f" (n={score['n']:,})" if score["other_items"] and pd.notna(score["n"]) else ""
+def _marked(score: Row) -> str:
+    marks = UNINFORMATIVE * score["uninformative"] + BEATS_FLOAT * score["beats_float"]
+    marks += UNRANKED * (score["outdated"] or score["other_items"])
+    items = f" (n={score['n']:,})" if score["other_items"] and score["n"] is not None else ""
     return number(score["value"]) + marks + items
 
 
-def _overview(part: pd.DataFrame) -> Table:
+def _overview(groups: list[list[Row]]) -> Table:
     """First directed metric of every group side by side; each column has its own convention and item count."""
     footnotes = _Footnotes()
-    headings = ["quantizer", "execution"]
-    several = [name for name in ("arm", "seed") if part[name].nunique() > 1]
-    columns: list[dict[Any, tuple[str, float]]] = []
-    shown: dict[Any, Any] = {}
-    for _, group in part.groupby("group", sort=True):
-        metric = _headline(group) or next(iter(group["metric"].dropna()), None)
-        column: dict[Any, tuple[str, float]] = {}
-        for key, rows in group.groupby(list(ROW), sort=False):
-            first = rows.iloc[0]
+    several = _several(row for group in groups for row in group)
+    headings = ["quantizer", "execution", *several]
+    shown: dict[tuple[Any, ...], Row] = {}
+    columns: list[dict[tuple[Any, ...], tuple[str, float | None]]] = []
+    for group in groups:
+        metric = _headline(group) or next((row["metric"] for row in _scored(group)), None)
+        headings.append(f"{group[0]['task']}: {metric or 'state'} {footnotes.mark(_title(group))}")
+        column: dict[tuple[Any, ...], tuple[str, float | None]] = {}
+        for key, scores in _cells(group).items():
+            first = scores[0]
             shown.setdefault(key, first)
-            scores = rows[rows["metric"] == metric]
-            if len(scores):
-                column[key] = _marked(scores.iloc[0]), float(scores.iloc[0]["rank"])
-            elif first["state"] != "measured":
-                column[key] = f"{first['state'].replace('_', ' ')} {footnotes.mark(first['reason'])}", float("nan")
+            asked = next((row for row in scores if row["metric"] == metric), None)
+            if first["state"] != "measured":
+                column[key] = _state(first, footnotes), None
+            elif asked is not None:
+                column[key] = _marked(asked), asked["rank"]
         columns.append(column)
-        headings.append(f"{group['task'].iloc[0]}: {metric or 'state'} {footnotes.mark(_title(group))}")
 
-    def place(key: Any) -> tuple[int, float, bool, str, str]:
-        ranks = [rank for column in columns if key in column and not pd.isna(rank := column[key][1])]
+    def place(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        ranks = [rank for column in columns if key in column and (rank := column[key][1]) is not None]
         mean = sum(ranks) / len(ranks) if ranks else float("inf")
-        return -len(ranks), mean, shown[key]["execution"] != "float", shown[key]["label"], shown[key]["execution"]
+        return -len(ranks), mean, shown[key]["execution"] != "float", shown[key]["label"], *key
 
     rows = []
     for key in sorted(shown, key=place):
         lead = [shown[key]["label"], shown[key]["execution"], *(str(shown[key][name]) for name in several)]
-        rows.append(tuple(Entry((text,)) for text in [*lead, *(column.get(key, ("–", 0.0))[0] for column in columns)]))
-    headings[2:2] = several
+        rows.append(tuple(Entry((text,)) for text in [*lead, *(column.get(key, ("–", None))[0] for column in columns)]))
     return Table("Overview", tuple(headings), tuple(rows), tuple(footnotes.texts), 2 + len(several))
