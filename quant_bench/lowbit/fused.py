@@ -6,20 +6,27 @@ first, (group, token), so that the numbers of neighbouring tokens lie side by si
 
 # numba infers the types of compiled loops at each call
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-import numpy as np
+from typing import Any
 
-from quant_bench.lowbit.threads import compiled
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from quant_bench.lowbit.threads import compiled, inlined
 
 # how the range of a row is found
 SYMMETRIC, ASYMMETRIC, STATIC = 0, 1, 2
 
 # adding and subtracting 1.5 · 2^23 rounds a float32 half to even, and unlike rint it always becomes vector code
 _ROUND = np.float32(12582912.0)
+# scales between which a quotient below 2^100 is rounded rightly without a division
+_SMALL, _LARGE = np.float32(1e-25), np.float32(1e25)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY_BITS = np.int32(0x7F800000)
 
 
-# loops run from 0 over slices: a start that might be negative costs a test an element, and the vector code
+# loops run from 0 over slices, since a start that might be negative costs a test an element, and sums are cast back,
+# since numba widens 32-bit integers to 64: either would cost the vector code, or half of it
 
 
 @compiled
@@ -27,7 +34,7 @@ def _largest_magnitude(words):
     """Largest |x| as float32 bits: integer maxima become vector code, and NaN counts as above infinity."""
     largest = np.int32(0)
     for k in range(words.shape[0]):
-        largest = max(largest, words[k] & _MAGNITUDE)
+        largest = np.int32(max(largest, np.int32(words[k] & _MAGNITUDE)))
     return largest
 
 
@@ -37,9 +44,10 @@ def _extremes(words):
     low = np.int32(0)
     high = np.int32(0)
     for k in range(words.shape[0]):
-        ordered = words[k] ^ ((words[k] >> np.int32(31)) & _MAGNITUDE)
-        low = min(low, ordered)
-        high = max(high, ordered)
+        sign = np.int32(words[k] >> np.int32(31))
+        ordered = np.int32(words[k] ^ np.int32(sign & _MAGNITUDE))
+        low = np.int32(min(low, ordered))
+        high = np.int32(max(high, ordered))
     return low, high
 
 
@@ -71,19 +79,53 @@ def _range(words, mode, grid_high, bits, floats):
     return scale, zero
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _fused_multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """A · b + c, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@inlined
+def _divide(value, scale, inverse):
+    """The correctly rounded quotient, three times as fast as the division that nothing else may replace.
+
+    Source: Markstein 1990, theorem on the final step of a division, https://doi.org/10.1147/rd.341.0111.
+    """
+    quotient = value * inverse
+    return _fused_multiply_add(_fused_multiply_add(-quotient, scale, value), inverse, quotient)
+
+
+@inlined
+def _code(quotient, low, high):
+    return np.int32((min(max(quotient, low), high) + _ROUND) - _ROUND)
+
+
 @compiled
 def _write(values, scale, span, out):
     """Rounded values of one range, clamped and shifted by span = (low, high, shift); sums of codes and magnitudes."""
     low, high, shift = span
     total = np.int32(0)
     norm = np.int32(0)
-    for k in range(values.shape[0]):
-        value = min(max(values[k] / scale, low), high)
-        code = np.int32((value + _ROUND) - _ROUND)
-        norm += abs(code)
-        code = np.int32(code + shift)
-        total += code
-        out[k] = code
+    inverse = np.float32(1.0) / scale
+    # outside, or for static ranges far below a value, the remainder or the quotient could leave the normal numbers
+    if _SMALL < scale < _LARGE:
+        for k in range(values.shape[0]):
+            code = _code(_divide(values[k], scale, inverse), low, high)
+            norm = np.int32(norm + np.int32(abs(code)))
+            code = np.int32(code + shift)
+            total = np.int32(total + code)
+            out[k] = code
+    else:
+        for k in range(values.shape[0]):
+            code = _code(values[k] / scale, low, high)
+            norm = np.int32(norm + np.int32(abs(code)))
+            code = np.int32(code + shift)
+            total = np.int32(total + code)
+            out[k] = code
     return total, norm
 
 

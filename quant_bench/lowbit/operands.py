@@ -19,7 +19,7 @@ class Operand(Protocol):
     dtype: torch.dtype
 
     def __call__(self, a: Tensor, norms: Any, group: int) -> Tensor:
-        """Accumulators (token, row), in int32 or rounded once to float32; `norms` are Σ|a| of each token (array)"""
+        """Accumulators (token, row), in int32 or rounded once to float32; `norms` are Σ|a| of each token."""
 
 
 class IntegerOperand:

@@ -36,6 +36,11 @@ def compiled(function: Function) -> Function:
         return numba.njit(**options)(function)
 
 
+def inlined(function: Function) -> Function:
+    """A loop that is compiled into its callers: handing over arrays would count references for each tile."""
+    return numba.njit(error_model="numpy", inline="always")(inspect.unwrap(function))
+
+
 @cache
 def _pool(size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, thread_name_prefix="quant-bench")

@@ -12,8 +12,12 @@ Rows are filled up to whole panels and tokens to whole tiles. `asymmetric`: eith
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 import numpy as np
 
-from quant_bench.lowbit.threads import compiled
-from quant_bench.lowbit.vnni import LANES, PANEL, TOKENS, dot_bytes, dot_nibbles, tile
+from quant_bench.lowbit import vnni
+from quant_bench.lowbit.threads import compiled, inlined
+from quant_bench.lowbit.vnni import LANES, PANEL, TOKENS, dot_bytes, dot_nibbles
+
+# bytes of activation codes that stay in half of a usual L2 cache while all panels pass by
+_CHUNK = 1 << 19
 
 
 @compiled
@@ -81,101 +85,119 @@ def pack_panels(start, stop, codes, layout, panels):
                 _transpose(quads[row0 : row0 + LANES, k0:], panels[panel, k0 : k0 + LANES, row0:])
 
 
-@compiled
-def _tile_at(codes, sums, panels, place, acc):
-    """One tile of one group: place = (token, panel, group, stride)."""
-    token, panel, group, stride = place
-    pitch = codes.shape[1]
-    column = group * stride
-    steps = min(stride, pitch - column) // 4
-    a = codes.ctypes.data + token * pitch + column
-    w = panels.ctypes.data + (panel * (pitch // 4) + column // 4) * 4 * PANEL
-    total = sums.ctypes.data + 4 * (group * sums.shape[1] + token)
-    tile(a, pitch, w, steps, total, acc.ctypes.data)
-
-
-@compiled
-def _correct(acc, activation, weight, place):
-    """Acc -= z_w · Σ a + z_a · Σ (w - z_w)."""
-    _, _, zero, sums, by_group = activation
-    _, weight_zero, weight_sum, _, _, _, _ = weight
-    token0, panel, group, _ = place
-    row0 = panel * PANEL
-    for token in range(TOKENS):
-        total = sums[group, token0 + token]
-        centre = zero[group if by_group else 0, token0 + token]
-        centres = weight_zero[group, row0 : row0 + PANEL]
-        row_sums = weight_sum[group, row0 : row0 + PANEL]
-        for row in range(PANEL):
-            acc[token, row] -= centres[row] * total + centre * row_sums[row]
-
-
-@compiled
-def _scale(acc, activation, weight, place, total):
-    """Total (+)= (acc · weight_scale) · activation_scale, the last factor only if it differs between groups."""
-    _, scale, _, _, by_group = activation
-    token0, panel, group, _ = place
-    weight_scale = weight[0][group, panel * PANEL : (panel + 1) * PANEL]
-    for token in range(TOKENS):
-        factor = scale[group, token0 + token] if by_group else np.float32(1.0)
-        if group == 0:
-            for row in range(PANEL):
-                total[token, row] = (np.float32(acc[token, row]) * weight_scale[row]) * factor
+@inlined
+def _run(place, corrected, added):
+    """The tile for these flags; added: 0 nothing, 1 the bias, 2 the total so far."""
+    if corrected:
+        if added == 0:
+            vnni.corrected_tile(place)
+        elif added == 1:
+            vnni.corrected_tile_with_bias(place)
         else:
-            for row in range(PANEL):
-                total[token, row] += (np.float32(acc[token, row]) * weight_scale[row]) * factor
+            vnni.corrected_tile_onto_total(place)
+    elif added == 0:
+        vnni.tile(place)
+    elif added == 1:
+        vnni.tile_with_bias(place)
+    else:
+        vnni.tile_onto_total(place)
 
 
-@compiled
-def _store(total, activation, weight, place, out):
-    """Out = total · activation_scale (unless that was done by group) + bias, without the rows and tokens filled up."""
-    _, scale, _, _, by_group = activation
-    _, _, _, bias, has_bias, _, _ = weight
-    token0, panel, _, _ = place
-    row0 = panel * PANEL
+@inlined
+def _copy(buffer, out, token0, row0):
+    """The part of an overhanging tile that the result has."""
     rows = min(PANEL, out.shape[1] - row0)
     for token in range(min(TOKENS, out.shape[0] - token0)):
-        factor = np.float32(1.0) if by_group else scale[0, token0 + token]
-        target = out[token0 + token, row0:]
-        if has_bias:
-            added = bias[row0:]
-            for row in range(rows):
-                target[row] = total[token, row] * factor + added[row]
+        if rows == PANEL:
+            for row in range(PANEL):
+                out[token0 + token, row0 + row] = buffer[token, row]
         else:
             for row in range(rows):
-                target[row] = total[token, row] * factor
+                out[token0 + token, row0 + row] = buffer[token, row]
+
+
+@inlined
+def _close_groups(total, scale, token0, by_group, bias, row0, has_bias):
+    """Total = total · scale of the token (unless that was done group by group) + bias, in place."""
+    for token in range(TOKENS):
+        factor = np.float32(1.0) if by_group else scale[0, token0 + token]
+        if has_bias:
+            for row in range(PANEL):
+                total[token, row] = total[token, row] * factor + bias[row0 + row]
+        else:
+            for row in range(PANEL):
+                total[token, row] *= factor
+
+
+@inlined
+def _address(array):
+    """As a signed number: numba makes a float64 of signed plus unsigned."""
+    return np.int64(array.ctypes.data)
 
 
 @compiled
 def multiply(start, stop, activation, weight, panels, out):
     """Token tiles start..stop of the whole layer: products, zero points, scales and bias."""
-    codes, _, _, sums, _ = activation
-    scale, _, _, _, _, asymmetric, stride = weight
-    acc = np.empty((TOKENS, PANEL), np.int32)
-    total = np.empty((TOKENS, PANEL), np.float32)
-    for panel in range(panels.shape[0]):
-        for block in range(start, stop):
-            for group in range(scale.shape[0]):
-                place = (block * TOKENS, panel, group, stride)
-                _tile_at(codes, sums, panels, place, acc)
-                if asymmetric:
-                    _correct(acc, activation, weight, place)
-                _scale(acc, activation, weight, place, total)
-            _store(total, activation, weight, (block * TOKENS, panel, 0, stride), out)
+    codes, scale, zero, sums, by_group = activation
+    row_scale, row_zero, row_sum, bias, has_bias, corrected, stride = weight
+    pitch, padded, tokens = codes.shape[1], row_scale.shape[1], sums.shape[1]
+    groups = row_scale.shape[0]
+    once = groups == 1
+    buffer = np.empty((TOKENS, PANEL), np.float32)
+    ones = np.ones(TOKENS, np.float32)
+    # taking an address counts a reference, too dear for the inner loop
+    base = (_address(codes), _address(panels), _address(sums), _address(scale), _address(zero))
+    row_base = (_address(row_scale), _address(row_zero), _address(row_sum), _address(bias))
+    at_buffer, at_out, at_ones = _address(buffer), _address(out), _address(ones)
+    line = np.int64(4 * out.shape[1])
+    chunk = max(1, _CHUNK // (TOKENS * pitch))
+    for first in range(start, stop, chunk):
+        for panel in range(panels.shape[0]):
+            row0 = panel * PANEL
+            for block in range(first, min(first + chunk, stop)):
+                token0 = block * TOKENS
+                direct = once and row0 + PANEL <= out.shape[1] and token0 + TOKENS <= out.shape[0]
+                for group in range(groups):
+                    column = group * stride
+                    token = 4 * ((group if by_group else 0) * tokens + token0)
+                    row = 4 * (group * padded + row0)
+                    place = (
+                        base[0] + token0 * pitch + column,
+                        np.int64(pitch),
+                        base[1] + (panel * pitch + column) * PANEL,
+                        np.int64(min(stride, pitch - column) // 4),
+                        base[2] + 4 * (group * tokens + token0),
+                        base[3] + token if once or by_group else at_ones,
+                        base[4] + token,
+                        row_base[0] + row,
+                        row_base[1] + row,
+                        row_base[2] + row,
+                        row_base[3] + 4 * row0,
+                        at_out + token0 * line + 4 * row0 if direct else at_buffer,
+                        line if direct else np.int64(4 * PANEL),
+                    )
+                    _run(place, corrected, (1 if has_bias else 0) if once else (0 if group == 0 else 2))
+                if not direct:
+                    if not once:
+                        _close_groups(buffer, scale, token0, by_group, bias, row0, has_bias)
+                    _copy(buffer, out, token0, row0)
 
 
 @compiled
 def products(start, stop, codes, sums, panels, out):
     """Token tiles start..stop of the plain product Σ a · w, into int32 (token, row)."""
-    acc = np.empty((TOKENS, PANEL), np.int32)
+    buffer = np.empty((TOKENS, PANEL), np.int32)
+    pitch = codes.shape[1]
+    none = np.int64(0)
     for panel in range(panels.shape[0]):
-        rows = min(PANEL, out.shape[1] - panel * PANEL)
         for block in range(start, stop):
             token0 = block * TOKENS
-            _tile_at(codes, sums, panels, (token0, panel, 0, codes.shape[1]), acc)
-            for token in range(min(TOKENS, out.shape[0] - token0)):
-                for row in range(rows):
-                    out[token0 + token, panel * PANEL + row] = acc[token, row]
+            a = _address(codes) + token0 * pitch
+            w = _address(panels) + panel * pitch * PANEL
+            total = _address(sums) + 4 * token0
+            nothing = (none, none, none, none, none, none)
+            vnni.integer_tile((a, pitch, w, pitch // 4, total, *nothing, _address(buffer), 4 * PANEL))
+            _copy(buffer, out, token0, panel * PANEL)
 
 
 @compiled

@@ -12,7 +12,7 @@ starting the accumulators at -128 · Σ a.
 import os
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numba
 from llvmlite import binding, ir  # type: ignore[import-untyped]
@@ -23,6 +23,8 @@ TOKENS, VECTORS, LANES = 6, 4, 16
 PANEL = VECTORS * LANES
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)
 _VECTOR, _BYTES = ir.VectorType(_WORD, LANES), ir.VectorType(ir.IntType(8), 64)
+_FLOAT = ir.FloatType()
+_FLOATS = ir.VectorType(_FLOAT, LANES)
 _HALF = ir.VectorType(_WORD, 8)
 _WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
 _NAME = "llvm.x86.avx512.vpdpbusd.512"
@@ -54,9 +56,9 @@ def _load(builder: Any, kind: Any, address: Any, align: int = 1) -> Any:
     return loaded
 
 
-def _broadcast(builder: Any, word: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    single = builder.insert_element(undefined, word, _number(0, _WORD))
+def _broadcast(builder: Any, scalar: Any, vector: Any = _VECTOR) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
+    single = builder.insert_element(undefined, scalar, _number(0, _WORD))
     return builder.shuffle_vector(single, undefined, ir.Constant(_VECTOR, [0] * LANES))
 
 
@@ -96,35 +98,127 @@ class _Loop:
         self.builder.position_at_end(self.after)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def tile(typing: Any, a: Any, pitch: Any, panel: Any, steps: Any, sums: Any, out: Any) -> Any:
-    """Tile of 6 tokens × 64 rows: Σ a · w into int32 at `out`. Addresses of a, panel, Σ a and out; 4 columns a step."""
+class Place(NamedTuple):
+    """Where a tile reads and writes, as addresses; the first four are per token or per row, as named.
+
+    Attributes:
+        a: activation codes of the first token at the group's first column.
+        pitch: bytes from one token's codes to the next.
+        panel: packed weights of the panel at the group's first column.
+        steps: columns of the group divided by 4.
+        sums: Σ a of each token.
+        token_scale: activation scale of each token.
+        token_zero: activation zero point of each token.
+        row_scale: weight scale of each row.
+        row_zero: weight zero point of each row.
+        row_sum: Σ (w - z_w) of each row.
+        bias: bias of each row.
+        out: float32 result of the first token and row.
+        out_pitch: bytes from one token's result to the next.
+    """
+
+    a: Any
+    pitch: Any
+    panel: Any
+    steps: Any
+    sums: Any
+    token_scale: Any
+    token_zero: Any
+    row_scale: Any
+    row_zero: Any
+    row_sum: Any
+    bias: Any
+    out: Any
+    out_pitch: Any
+
+
+def _products(builder: Any, place: Place) -> list[Any]:
+    """Accumulators of a tile, token by token: Σ a · (w + 128) - 128 · Σ a."""
+    start = []
+    for token in range(TOKENS):
+        total = _load(builder, _WORD, builder.add(place.sums, _number(4 * token)), 4)
+        start += [_broadcast(builder, builder.neg(builder.shl(total, _number(7, _WORD))))] * VECTORS
+    rows = [builder.add(place.a, builder.mul(place.pitch, _number(token))) for token in range(TOKENS)]
+    loop = _Loop(builder, place.steps, start)
+    column = builder.shl(loop.index, _number(2))
+    base = builder.add(place.panel, builder.shl(loop.index, _number(8)))
+    weights = [_load(builder, _VECTOR, builder.add(base, _number(64 * part)), 64) for part in range(VECTORS)]
+    results = []
+    for token in range(TOKENS):
+        four = _broadcast(builder, _load(builder, _WORD, builder.add(rows[token], column)))
+        for part in range(VECTORS):
+            acc = loop.values[token * VECTORS + part]
+            results.append(_multiply_add(builder, acc, weights[part], four))
+    loop.close(results)
+    return results
+
+
+def _tile(*, corrected: bool, added: Literal["nothing", "bias", "total"]) -> Any:
+    """A tile with its epilogue: out = (acc · row_scale) · token_scale, plus bias or plus what `out` holds already.
+
+    Args:
+        corrected: take zero points off the accumulators first: z_w · Σ a + z_a · Σ (w - z_w).
+        added: what is added last.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, pitch, panel, steps, sums, out = arguments
-        start = []
+        place = Place(*(builder.extract_value(arguments[0], index) for index in range(len(Place._fields))))
+        results = _products(builder, place)
+
+        def of_rows(address: Any, kind: Any, part: int) -> Any:
+            return _load(builder, kind, builder.add(address, _number(64 * part)), 4)
+
+        def of_token(address: Any, kind: Any, vector: Any, token: int) -> Any:
+            return _broadcast(builder, _load(builder, kind, builder.add(address, _number(4 * token)), 4), vector)
+
         for token in range(TOKENS):
-            total = _load(builder, _WORD, builder.add(sums, _number(4 * token)), 4)
-            initial = _broadcast(builder, builder.neg(builder.shl(total, _number(7, _WORD))))
-            start += [initial] * VECTORS
-        rows = [builder.add(a, builder.mul(pitch, _number(token))) for token in range(TOKENS)]
-        loop = _Loop(builder, steps, start)
-        column = builder.shl(loop.index, _number(2))
-        base = builder.add(panel, builder.shl(loop.index, _number(8)))
-        weights = [_load(builder, _VECTOR, builder.add(base, _number(64 * part)), 64) for part in range(VECTORS)]
-        results = []
-        for token in range(TOKENS):
-            four = _broadcast(builder, _load(builder, _WORD, builder.add(rows[token], column)))
+            factor = of_token(place.token_scale, _FLOAT, _FLOATS, token)
+            line = builder.add(place.out, builder.mul(place.out_pitch, _number(token)))
             for part in range(VECTORS):
-                acc = loop.values[token * VECTORS + part]
-                results.append(_multiply_add(builder, acc, weights[part], four))
-        loop.close(results)
-        for index, result in enumerate(results):
-            address = builder.add(out, _number(64 * index))
-            builder.store(result, builder.inttoptr(address, _VECTOR.as_pointer())).align = 4
+                acc = results[token * VECTORS + part]
+                if corrected:
+                    total = of_token(place.sums, _WORD, _VECTOR, token)
+                    centre = of_token(place.token_zero, _WORD, _VECTOR, token)
+                    acc = builder.sub(acc, builder.mul(of_rows(place.row_zero, _VECTOR, part), total))
+                    acc = builder.sub(acc, builder.mul(of_rows(place.row_sum, _VECTOR, part), centre))
+                value = builder.fmul(builder.sitofp(acc, _FLOATS), of_rows(place.row_scale, _FLOATS, part))
+                value = builder.fmul(value, factor)
+                target = builder.add(line, _number(64 * part))
+                if added == "bias":
+                    value = builder.fadd(value, of_rows(place.bias, _FLOATS, part))
+                elif added == "total":
+                    value = builder.fadd(_load(builder, _FLOATS, target, 4), value)
+                builder.store(value, builder.inttoptr(target, _FLOATS.as_pointer())).align = 4
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), generate
+    def typed(typing: Any, place: Any) -> Any:
+        return types.void(place), generate
+
+    return intrinsic(typed)
+
+
+tile = _tile(corrected=False, added="nothing")
+tile_with_bias = _tile(corrected=False, added="bias")
+tile_onto_total = _tile(corrected=False, added="total")
+corrected_tile = _tile(corrected=True, added="nothing")
+corrected_tile_with_bias = _tile(corrected=True, added="bias")
+corrected_tile_onto_total = _tile(corrected=True, added="total")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def integer_tile(typing: Any, place: Any) -> Any:
+    """The bare int32 accumulators of a tile at `out`; everything in `place` about scales is ignored."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = Place(*(builder.extract_value(arguments[0], index) for index in range(len(Place._fields))))
+        for index, result in enumerate(_products(builder, place)):
+            token, part = divmod(index, VECTORS)
+            line = builder.add(place.out, builder.mul(place.out_pitch, _number(token)))
+            target = builder.inttoptr(builder.add(line, _number(64 * part)), _VECTOR.as_pointer())
+            builder.store(result, target).align = 4
+        return context.get_dummy_value()
+
+    return types.void(place), generate
 
 
 def _sum_lanes(builder: Any, acc: Any) -> Any:
