@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,7 +35,7 @@ class Cell:
         for part in ("arm", "quantizer", "task"):
             text = getattr(self, part)
             try:
-                canonical = str(Spec.parse(text))
+                canonical = _canonical(text)
             except SpecError as error:
                 raise RecordError(f"{part}: {error}") from error
             if canonical != text:
@@ -52,12 +53,18 @@ class Cell:
         return folder / f"{_spec_name(self.task)}{seed}.json"
 
 
+@lru_cache(4096)
+def _canonical(text: str) -> str:
+    return str(Spec.parse(text))
+
+
 def _encoded(text: str, safe: str) -> str:
     # quote leaves ~ alone, which closes a shortened name
     encoded = quote(text, safe=safe, errors="surrogatepass").replace("~", "%7E")
     return "%2E" + encoded[1:] if encoded.startswith(".") else encoded
 
 
+@lru_cache(4096)
 def _spec_name(text: str) -> str:
     spec = Spec.parse(text)
     settings = (f",{key}={_encoded(written(value), '+')}" for key, value in spec.settings.items())

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from quant_bench.errors import SpecError
@@ -98,6 +99,7 @@ def expand(text: str) -> Spec:
     return Spec(match["recipe"] or "rtn", settings | dict(given.settings))
 
 
+@lru_cache(4096)
 def label(canonical: str) -> str:
     """Short name for people: the shorthand that stands for a canonical quantizer, with what it cannot say behind it.
 
@@ -116,6 +118,7 @@ def label(canonical: str) -> str:
     return str(Spec(*min(fits, key=lambda fit: len(fit[1]))))
 
 
+@lru_cache(4096)
 def execution_of(canonical: str) -> tuple[str, str | None]:
     """Canonical quantizer without its execution, and the execution where it is named."""
     spec = Spec.parse(canonical)
