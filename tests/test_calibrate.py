@@ -1,21 +1,26 @@
 """Calibration batches and static ranges against plain references."""
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import pytest
 import torch
 
+from quant_bench.attention import sdpa
 from quant_bench.calibrate import RangeRule, static_ranges, token_batches
 from quant_bench.errors import DataError, QuantizationError
 from quant_bench.model import LanguageModel
-from quant_bench.numerics.tails import Range, Tails, largest
-from quant_bench.quantization import apply_scheme
+from quant_bench.numerics.tails import Range, Tails, largest, smallest
+from quant_bench.quantization import apply_scheme, scheme
 from quant_bench.quantization.full import full_sites, watch_full
 from quant_bench.quantizer import Calibration
 from quant_bench.registry import build
 from quant_bench.testing import tiny_calibration, tiny_ids, tiny_model, tiny_tokenizer
+
+STATIC = "w8a8-static(calibration_batches=1)"
 
 
 @dataclass(frozen=True)
@@ -96,11 +101,12 @@ def test_tails_equal_numpys_percentiles_whatever_the_pieces(percentile: float, s
     assert tails.range().high == pytest.approx(high, rel=1e-6)
 
 
-def test_largest_equals_sorting_with_ties() -> None:
+def test_largest_and_smallest_equal_sorting_with_ties() -> None:
     generator = torch.Generator().manual_seed(0)
     for size, count in ((1, 1), (64 * 40 + 7, 3), (5000, 60), (70_000, 12)):
         values = torch.randint(0, 50, (size,), generator=generator).float()
         assert torch.equal(largest(values, count), values.sort(descending=True).values[:count])
+        assert torch.equal(smallest(values, count), values.sort().values[:count])
 
 
 def test_running_range_follows_the_momentum_and_minmax_keeps_extremes() -> None:
@@ -190,14 +196,59 @@ def test_value_that_is_not_finite_is_named() -> None:
 
 
 def test_only_the_stated_number_of_batches_is_used() -> None:
-    scheme = build("quantizers", "w8a8-static(calibration_batches=2)")
+    quantizer = build("quantizers", "w8a8-static(calibration_batches=2)")
     given = tiny_calibration(build("quantizers", "w8a8-static"))
-    assert (len(given.batches), scheme.calibration_sequences) == (4, 16)
+    assert (len(given.batches), quantizer.calibration_sequences) == (4, 16)
     two = Calibration(batches=given.batches[:2])
     ids = tiny_ids()
     logits = []
     for calibration in (given, two):
-        model = apply_scheme(tiny_model("llama"), scheme, calibration)  # type: ignore[arg-type]
+        model = apply_scheme(tiny_model("llama"), quantizer, calibration)  # type: ignore[arg-type]
         with torch.no_grad():
             logits.append(model.module(input_ids=ids).logits)
     assert torch.equal(*logits)
+
+
+def test_ranges_are_reused_only_for_the_same_float_model_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    real = scheme.static_ranges
+
+    def counted(*arguments: Any, **options: Any) -> dict[str, Range]:
+        passes.append(1)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(scheme, "static_ranges", counted)
+    scheme.forget_ranges()
+    quantizer = build("quantizers", STATIC)
+    given = tiny_calibration(quantizer)
+
+    def runs(text: str = STATIC, calibration: Calibration = given, **change: Any) -> int:
+        passes.clear()
+        model = tiny_model("llama", **change)
+        if "core" in change:
+            model.module.get_submodule(model.layout.attentions[0]).attention_core = change["core"]
+        build("quantizers", text).quantize(model, calibration)
+        return len(passes)
+
+    assert runs() == 1
+    assert runs() == 0
+    assert runs(STATIC.replace("static", "static-integer")) == 0
+    assert runs(calibration=dataclasses.replace(given, sha256="1" * 64)) == 1
+    assert runs(STATIC.replace("=1)", "=1,kv_bits=8)")) == 0
+    assert runs("rtn(activation_granularity=tensor,activation_static=True,calibration_batches=1)") == 1
+    assert runs(seed=7) == 1
+    assert runs(rms_norm_eps=0.5) == 1
+    # nothing is known of what an arm's core depends on
+    assert [runs(core=Plus()) for _ in range(2)] == [1, 1]
+    unsigned = dataclasses.replace(given, sha256=None)
+    assert [runs(calibration=unsigned) for _ in range(2)] == [1, 1]
+
+
+class Plus:
+    """A core that an arm could bring."""
+
+    def probabilities(self, module: torch.nn.Module, scores: torch.Tensor) -> torch.Tensor:
+        return scores.softmax(-1)
+
+    def __call__(self, *operands: Any, **options: Any) -> torch.Tensor:
+        return sdpa(*operands, **options)

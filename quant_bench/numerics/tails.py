@@ -32,6 +32,17 @@ def largest(values: Float[Tensor, "..."], count: int) -> Float[Tensor, " value"]
     return torch.cat([rows[likely].reshape(-1), flat[whole:]]).topk(count).values
 
 
+def smallest(values: Float[Tensor, "..."], count: int) -> Float[Tensor, " value"]:
+    """The `count` smallest values, in ascending order; see `largest`."""
+    flat = values.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    if whole // _ROW <= 2 * count:
+        return flat.topk(min(count, flat.numel()), largest=False).values
+    rows = flat[:whole].view(-1, _ROW)
+    likely = rows.amin(1).topk(count, largest=False).indices
+    return torch.cat([rows[likely].reshape(-1), flat[whole:]]).topk(count, largest=False).values
+
+
 class Tails:
     """Both ends of a batch's values, fed in pieces: enough for its percentiles, and no more memory than that."""
 
@@ -49,7 +60,7 @@ class Tails:
             low, high = values.aminmax()
             pair = (-low.reshape(1), high.reshape(1))
         else:
-            pair = (largest(-values, self.count), largest(values, self.count))
+            pair = (-smallest(values, self.count), largest(values, self.count))
         self.minus_low = self._keep(self.minus_low, pair[0])
         self.high = self._keep(self.high, pair[1])
 

@@ -69,6 +69,7 @@ def tiled_attention(
     out = flat_query.new_empty(slabs, group, queries, value.shape[-1])
     rows = min(queries, max(1, TILE // (group * keys)))
     together = max(1, TILE // (group * rows * keys))
+    unused = flat_query.new_zeros(1, 1, 1)
     future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
     for slab in range(0, slabs, together):
         part = slice(slab, min(slab + together, slabs))
@@ -76,7 +77,7 @@ def tiled_attention(
             stop = min(start + rows, queries)
             end = keys - queries + stop if mask is None else keys
             tile = flat_query[part, :, start:stop]
-            scores = torch.bmm(tile.flatten(1, 2), flat_key[part, :, :end]).mul_(scaling)
+            scores = torch.baddbmm(unused, tile.flatten(1, 2), flat_key[part, :, :end], beta=0, alpha=scaling)
             scores = at_scores(scores.view(*tile.shape[:3], end))
             if mask is None:
                 # earlier keys are all allowed: only the square at the end has a future
@@ -112,13 +113,13 @@ class RoundedAttention(nn.Module):
     """An `AttentionCore` that rounds scores before the mask, probabilities, and context to static ranges.
 
     Both products run in float32 on rounded operands. Queries and keys were rounded as outputs of their projections,
-    before position encoding, which the protocol leaves in float.
+    before position encoding, which the protocol leaves in float. `arm` is the core that an arm has set, or None.
 
     Source: the quantized attention of Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929.
     """
 
     def __init__(
-        self, scores: StaticRounding, probabilities: StaticRounding, context: StaticRounding, arm: nn.Module | None
+        self, scores: StaticRounding, probabilities: StaticRounding, context: StaticRounding, arm: Any
     ) -> None:
         super().__init__()
         self.scores, self.probabilities, self.context = scores, probabilities, context
@@ -134,7 +135,7 @@ class RoundedAttention(nn.Module):
         mask: Bool[Tensor, "..."] | None,
         scaling: float,
     ) -> Query:
-        arm: Any = self.arm
+        arm = self.arm
         mixed = tiled_attention(
             (query, key, value),
             mask,

@@ -1,5 +1,6 @@
 """apply_scheme: the body that all recipes over integer codes share."""
 
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -111,13 +112,42 @@ def _static_ranges(
         if sites is not None:
             full.watch_full(watch, sites)
 
-    return static_ranges(
-        model,
-        calibration.batches[: scheme.calibration_batches],
-        RangeRule(scheme.activation_range, scheme.percentile, scheme.momentum),
-        inputs=[site.path for site in model.layout.linears],
-        extra=extra,
-    )
+    rule = RangeRule(scheme.activation_range, scheme.percentile, scheme.momentum)
+    batches = calibration.batches[: scheme.calibration_batches]
+    weights = _fingerprint(model)
+    key = (weights, calibration.sha256, len(batches), rule, sites)
+    if key in _ranges:
+        return _ranges[key]
+    inputs = [site.path for site in model.layout.linears]
+    found = static_ranges(model, batches, rule, inputs=inputs, extra=extra)
+    if weights is not None and calibration.sha256 is not None:
+        # for the other executions of the scheme; older models do not come back
+        if len(_ranges) >= _KEPT:
+            _ranges.clear()
+        _ranges[key] = found
+    return found
+
+
+_KEPT = 8
+_ranges: dict[object, dict[str, Range]] = {}
+
+
+def forget_ranges() -> None:
+    """Drop the ranges that are kept for the next quantization of the same float model."""
+    _ranges.clear()
+
+
+def _fingerprint(model: LanguageModel) -> str | None:
+    """Digest of what a float model computes: weights, configuration, modules. None where an arm hooked something in."""
+    marks = ("attention_core", "key_value_transform")
+    for module in model.module.modules():
+        if module._forward_hooks or module._forward_pre_hooks or any(hasattr(module, mark) for mark in marks):
+            return None
+    digest = hashlib.sha256(f"{model.config}{model.module}{model.device}".encode())
+    for name, tensor in model.module.state_dict().items():
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _nearest(linear: nn.Module, scheme: SchemeQuantizer) -> WeightCodes:
