@@ -124,6 +124,19 @@ def _limits(bits: int, symmetric: bool) -> Any:
     return np.array((grid.low, grid.high, grid.offset), np.float32)
 
 
+def _row_loop(x: Tensor, rule: ActivationRule, shape: tuple[int, int, int], codes: Any) -> tuple[Any, Any, Rows]:
+    """Arguments of `fused.quantize_rows` after start and stop."""
+    group, groups, stride = shape
+    by_group = rule.granularity == "group"
+    count, scales = codes.shape[0], groups if by_group else 1
+    words = np.empty((scales + groups, count), np.int32)
+    scale, norms = np.empty((scales, count), np.float32), np.empty(count, np.int32)
+    mode, static = _range(x, rule)
+    values = x.contiguous().numpy()
+    arguments = (mode, _limits(rule.bits, rule.symmetric), static, by_group, group, stride)
+    return (values, values.view(np.int32)), arguments, Rows(codes, scale, words[:scales], words[scales:], norms)
+
+
 def quantize(x: Float[Tensor, "token col"], rule: ActivationRule, shape: tuple[int, int, int], codes: Any) -> Rows:
     """Round rows into `codes` (int8: stored codes; float32: code minus zero point).
 
@@ -133,15 +146,8 @@ def quantize(x: Float[Tensor, "token col"], rule: ActivationRule, shape: tuple[i
         shape: (columns of a group, number of groups, columns that a group takes in `codes`).
         codes: array with as many rows as x, or more, which are filled with zeros.
     """
-    group, groups, stride = shape
-    by_group = rule.granularity == "group"
-    count, scales = codes.shape[0], groups if by_group else 1
-    scale, words = np.empty((scales, count), np.float32), np.empty((scales + groups, count), np.int32)
-    rows = Rows(codes, scale, words[:scales], words[scales:], np.empty(count, np.int32))
-    mode, static = _range(x, rule)
-    arguments = (mode, _limits(rule.bits, rule.symmetric), static, by_group, group, stride)
-    values = x.contiguous().numpy()
-    shared(fused.quantize_rows, count, values.size, (values, values.view(np.int32)), arguments, tuple(rows))
+    values, arguments, rows = _row_loop(x, rule, shape, codes)
+    shared(fused.quantize_rows, codes.shape[0], x.numel(), values, arguments, tuple(rows))
     return rows
 
 
@@ -149,23 +155,23 @@ def vnni_linear(x: Float[Tensor, "token col"], layer: Prepared, rule: Activation
     """The whole integer layer by our own product."""
     tokens = x.shape[0]
     out = torch.empty(tokens, layer.rows)
-    if tokens == 0:
-        return out
     few = tokens <= FEW_TOKENS
     stride, width = layer.layout(64 if few else 4)
-    if few:
-        width = stride * layer.groups
-    codes = np.empty((tokens if few else round_up(tokens, TOKENS), width), np.int8)
-    rows = quantize(x, rule, (layer.group, layer.groups, stride), codes)
-    activation = (rows.codes, rows.scale, rows.zero, rows.sums, rule.granularity == "group")
     weight = (*layer.arrays, layer.has_bias, layer.asymmetric, stride)
     layout = (layer.columns, layer.packed, layer.group, stride)
+    shape = (layer.group, layer.groups, stride)
+    # sixteen products count as one element of other loops
     work = tokens * layer.rows * layer.columns // 16
     if few:
+        rows = quantize(x, rule, shape, np.empty((tokens, stride * layer.groups), np.int8))
+        activation = (rows.codes, rows.scale, rows.zero, rows.sums, rule.granularity == "group")
         shared(tiles.few_tokens, layer.rows, work, activation, weight, layer.codes, layout, out.numpy())
         return out
     panels = pack_panels(layer.codes, layout, width).numpy()
-    shared(tiles.multiply, codes.shape[0] // TOKENS, work, activation, weight, panels, out.numpy())
+    codes = np.empty((round_up(tokens, TOKENS), width), np.int8)
+    values, arguments, rows = _row_loop(x, rule, shape, codes)
+    count = codes.shape[0] // TOKENS
+    shared(tiles.quantize_and_multiply, count, work, values, arguments, tuple(rows), weight, panels, out.numpy())
     return out
 
 

@@ -13,7 +13,7 @@ from quant_bench.lowbit import cpu, plain
 from quant_bench.lowbit.activation import ActivationRule, encode, fake_quantize, saturation
 from quant_bench.lowbit.codes import WeightCodes, keep_dtype
 from quant_bench.lowbit.kernels import VNNI, choose_kernel
-from quant_bench.lowbit.operands import FloatOperand, IntegerOperand, Operand
+from quant_bench.lowbit.operands import FloatOperand, IntegerOperand
 from quant_bench.quantizer import Execution
 
 
@@ -127,17 +127,52 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
         """Apply the layer; the result has x's dtype."""
-        with torch.no_grad():
-            rule = self.activation
-            if rule is None:
-                return self._float_product(x)
-            if self.observe_saturation and rule.static:
-                self.saturation = saturation(x, rule)
-            if self.execution == "classic":
-                return self._float_product(fake_quantize(x, rule))
-            flat = x.detach().reshape(-1, x.shape[-1]).float()
-            out = self._on_cpu(flat, rule) if x.device.type == "cpu" else self._anywhere(flat, rule)
-            return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+        x = x.detach()
+        if self.observe_saturation and self._rule is not None and self._rule.static:
+            self.saturation = saturation(x, self._quantized())
+        # found once: looking up buffers and kernels takes as long as a product with a single token
+        run = self._derived.get(self.execution)
+        if run is None:
+            run = self._derived[self.execution] = self._runner()
+        return run(x)
+
+    def _runner(self) -> Callable[[Tensor], Tensor]:
+        rule = self.activation
+        if rule is None:
+            return self._float_product
+        if self.execution == "classic":
+            return lambda x: self._float_product(fake_quantize(x, rule))
+        flat = self._on_cpu(rule) if self.weight.scale.device.type == "cpu" else self._anywhere(rule)
+        columns, rows = self.in_features, self.out_features
+
+        def run(x: Tensor) -> Tensor:
+            if x.dtype == torch.float32 and x.dim() == 2 and x.shape[0]:
+                return flat(x)
+            tokens = x.reshape(-1, columns).float()
+            out = flat(tokens) if tokens.shape[0] else tokens.new_empty(0, rows)
+            return out.to(x.dtype).reshape(*x.shape[:-1], rows)
+
+        return run
+
+    def _on_cpu(self, rule: ActivationRule) -> Callable[[Tensor], Tensor]:
+        """Compiled loops around a product."""
+        layer = cpu.prepare(self.weight, rule, self.bias)
+        if self.execution == "simulated":
+            operand = FloatOperand(self.weight, layer.group)
+            return lambda x: cpu.tiled_linear(x, layer, rule, operand)
+        kernel = choose_kernel("cpu")
+        if kernel.name == VNNI:
+            return lambda x: cpu.vnni_linear(x, layer, rule)
+        weight = self.weight
+        return lambda x: cpu.tiled_linear(x, layer, rule, IntegerOperand(weight, layer.group, kernel.product))
+
+    def _anywhere(self, rule: ActivationRule) -> Callable[[Tensor], Tensor]:
+        """The definition in plain torch."""
+        weight, bias = self.weight, self.bias
+        if self.execution == "integer":
+            return lambda x: plain.integer_linear(x, weight, rule, bias)
+        centred = weight.centred()
+        return lambda x: plain.simulated_linear(x, centred, weight, rule, bias)
 
     def accumulators(self, x: Float[Tensor, "*batch col"]) -> Int32[Tensor, "group token row"]:
         """Integer accumulators Σ (a - z_a)(w - z_w) of each group, by the kernel that the layer runs."""
@@ -157,36 +192,14 @@ class QuantLinear(nn.Module):
         return x.detach().reshape(-1, x.shape[-1]).float()
 
     def _float_product(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
-        if self.execution == "integer":
-            # the packed codes stay the only storage
+        weight: Tensor | None = self._derived.get("dequantized")
+        if weight is None:
             weight = self.weight.dequantize()
-        else:
-            weight = self._cached("dequantized", self.weight.dequantize)
+            # under `integer` the packed codes stay the only storage
+            if self.execution != "integer":
+                self._derived["dequantized"] = weight
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return functional.linear(x, weight.to(x.dtype), bias)
-
-    def _on_cpu(self, x: Float[Tensor, "token col"], rule: ActivationRule) -> Float[Tensor, "token row"]:
-        """Compiled loops around a product."""
-        layer: cpu.Prepared = self._cached("prepared", lambda: cpu.prepare(self.weight, rule, self.bias))
-        if self.execution == "simulated":
-            operand: Operand = self._cached("float", lambda: FloatOperand(self.weight, layer.group))
-            return cpu.tiled_linear(x, layer, rule, operand)
-        kernel = choose_kernel("cpu")
-        if kernel.name == VNNI:
-            return cpu.vnni_linear(x, layer, rule)
-        return cpu.tiled_linear(x, layer, rule, IntegerOperand(self.weight, layer.group, kernel.product))
-
-    def _anywhere(self, x: Float[Tensor, "token col"], rule: ActivationRule) -> Float[Tensor, "token row"]:
-        """The definition in plain torch."""
-        if self.execution == "integer":
-            return plain.integer_linear(x, self.weight, rule, self.bias)
-        centred = self._cached("centred", self.weight.centred)
-        return plain.simulated_linear(x, centred, self.weight, rule, self.bias)
-
-    def _cached(self, key: str, make: Callable[[], Any]) -> Any:
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantLinear":
         """Follow `fn` to its device, never to its dtype."""

@@ -13,11 +13,12 @@ Rows are filled up to whole panels and tokens to whole tiles. `asymmetric`: eith
 import numpy as np
 
 from quant_bench.lowbit import vnni
+from quant_bench.lowbit.fused import quantize_rows
 from quant_bench.lowbit.threads import compiled, inlined
 from quant_bench.lowbit.vnni import LANES, PANEL, TOKENS, dot_bytes, dot_nibbles
 
-# bytes of activation codes that stay in half of a usual L2 cache while all panels pass by
-_CHUNK = 1 << 19
+# bytes of activation codes that stay in the L2 cache while all panels pass by
+_CHUNK = 1 << 18
 
 
 @compiled
@@ -150,37 +151,50 @@ def multiply(start, stop, activation, weight, panels, out):
     row_base = (_address(row_scale), _address(row_zero), _address(row_sum), _address(bias))
     at_buffer, at_out, at_ones = _address(buffer), _address(out), _address(ones)
     line = np.int64(4 * out.shape[1])
-    chunk = max(1, _CHUNK // (TOKENS * pitch))
+    for panel in range(panels.shape[0]):
+        row0 = panel * PANEL
+        for block in range(start, stop):
+            token0 = block * TOKENS
+            direct = once and row0 + PANEL <= out.shape[1] and token0 + TOKENS <= out.shape[0]
+            for group in range(groups):
+                column = group * stride
+                token = 4 * ((group if by_group else 0) * tokens + token0)
+                row = 4 * (group * padded + row0)
+                place = (
+                    base[0] + token0 * pitch + column,
+                    np.int64(pitch),
+                    base[1] + (panel * pitch + column) * PANEL,
+                    np.int64(min(stride, pitch - column) // 4),
+                    base[2] + 4 * (group * tokens + token0),
+                    base[3] + token if once or by_group else at_ones,
+                    base[4] + token,
+                    row_base[0] + row,
+                    row_base[1] + row,
+                    row_base[2] + row,
+                    row_base[3] + 4 * row0,
+                    at_out + token0 * line + 4 * row0 if direct else at_buffer,
+                    line if direct else np.int64(4 * PANEL),
+                )
+                _run(place, corrected, (1 if has_bias else 0) if once else (0 if group == 0 else 2))
+            if not direct:
+                if not once:
+                    _close_groups(buffer, scale, token0, by_group, bias, row0, has_bias)
+                _copy(buffer, out, token0, row0)
+
+
+@compiled
+def quantize_and_multiply(start, stop, x, rule, rows, weight, panels, out):
+    """Token tiles start..stop of the whole layer, from float32 to float32, chunk by chunk.
+
+    `x`, `rule` and `rows` are those of `quantize_rows`.
+    """
+    codes, scale, zero, sums, _ = rows
+    activation = (codes, scale, zero, sums, rule[3])
+    chunk = max(1, _CHUNK // (TOKENS * codes.shape[1]))
     for first in range(start, stop, chunk):
-        for panel in range(panels.shape[0]):
-            row0 = panel * PANEL
-            for block in range(first, min(first + chunk, stop)):
-                token0 = block * TOKENS
-                direct = once and row0 + PANEL <= out.shape[1] and token0 + TOKENS <= out.shape[0]
-                for group in range(groups):
-                    column = group * stride
-                    token = 4 * ((group if by_group else 0) * tokens + token0)
-                    row = 4 * (group * padded + row0)
-                    place = (
-                        base[0] + token0 * pitch + column,
-                        np.int64(pitch),
-                        base[1] + (panel * pitch + column) * PANEL,
-                        np.int64(min(stride, pitch - column) // 4),
-                        base[2] + 4 * (group * tokens + token0),
-                        base[3] + token if once or by_group else at_ones,
-                        base[4] + token,
-                        row_base[0] + row,
-                        row_base[1] + row,
-                        row_base[2] + row,
-                        row_base[3] + 4 * row0,
-                        at_out + token0 * line + 4 * row0 if direct else at_buffer,
-                        line if direct else np.int64(4 * PANEL),
-                    )
-                    _run(place, corrected, (1 if has_bias else 0) if once else (0 if group == 0 else 2))
-                if not direct:
-                    if not once:
-                        _close_groups(buffer, scale, token0, by_group, bias, row0, has_bias)
-                    _copy(buffer, out, token0, row0)
+        last = min(first + chunk, stop)
+        quantize_rows(first * TOKENS, last * TOKENS, x, rule, rows)
+        multiply(first, last, activation, weight, panels, out)
 
 
 @compiled
