@@ -20,7 +20,7 @@ ROWS = (
     {"arm", "quantizer", "task", "record", "registry", "models", "packing", "scoring", "observe"},
     {"calibrate", "lowbit", "report", "decoding", "texts", "windows", "tiny"},
     {"quantization", "harness", "outliers", "environment", "plan", "testing"},
-    {"perplexity", "lm_eval_task", "doctor", "demo"},
+    {"perplexity", "lm_eval_task", "doctor", "demo", "assemble"},
     {"parity", "run"},
     {"api"},
     {"cli"},
@@ -32,7 +32,19 @@ NO_TORCH = (
     *("errors", "score", "identity", "spec", "coercion", "schemes", "cell", "record", "record_json", "statistics"),
     *("registry", "report", "data", "cli"),
 )
-NOT_FOR_PLUGINS = {"registry", "record", "report", "statistics", "plan", "samples", "environment", "run", "api", "cli"}
+NOT_FOR_PLUGINS = {
+    "registry",
+    "record",
+    "report",
+    "statistics",
+    "plan",
+    "samples",
+    "environment",
+    "assemble",
+    "run",
+    "api",
+    "cli",
+}
 NOT_FOR_PLUGINS |= {"testing", "demo", "doctor", "arms", "quantizers", "tasks", "__main__"}
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from quant_bench import registry
+from quant_bench.data import DataSource
 from quant_bench.errors import PluginError, SpecError, UnknownPlugin
+from quant_bench.probe import Probe
+from quant_bench.statistics import score_of
+from quant_bench.task import Context
+from quant_bench.tiny import tiny_model
 
 PLUGIN = '''"""A plugin of this test."""
 from dataclasses import dataclass
@@ -186,3 +191,23 @@ def test_listing_imports_no_plugin_and_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_example_of_the_tasks_readme_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parent.parent / "tasks" / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "copying.py").write_text(
+        text.partition("```python\n")[2].partition("```")[0], encoding="utf-8"
+    )
+    monkeypatch.setenv("QUANT_BENCH_PATH", str(tmp_path))
+    task = registry.build("tasks", "copying(limit=3)")
+    context = Context(data=DataSource(allow_hub=False), cache=tmp_path, probe=Probe.off())
+    found = task.evaluate(tiny_model("llama"), context)
+    scores = [score_of(measure, found.samples, 0) for measure in found.measures]
+    assert [(score.metric.name, score.n) for score in scores] == [("acc", 3), ("nll", 3)]
+
+
+def test_the_tasks_readme_names_every_task() -> None:
+    text = (Path(__file__).parent.parent / "tasks" / "README.md").read_text(encoding="utf-8")
+    for file in (Path(__file__).parent.parent / "tasks").glob("*.py"):
+        assert f"    {file.name} " in text
