@@ -1,7 +1,6 @@
 """QuantLinear's arithmetic on the CPU with compiled loops; every bit equals `plain.py`."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,12 @@ from quant_bench.lowbit.plain import parts
 from quant_bench.lowbit.products import pack_panels, round_up
 from quant_bench.lowbit.threads import shared
 from quant_bench.lowbit.vnni import PANEL, TOKENS
-from quant_bench.numerics.integers import Grid, scale_and_zero
+from quant_bench.numerics.integers import scale_and_zero
 
 # up to so many tokens, rows are read one by one: packing panels pays only above
 FEW_TOKENS = 4
 # int32 elements of a tile that stays in half a megabyte of L2 cache
 _TILE_ELEMENTS = 1 << 17
-_NO_RANGE = np.array((1.0, 0.0), np.float32)
 
 
 class Rows(NamedTuple):
@@ -108,33 +106,32 @@ def prepare(weight: WeightCodes, rule: ActivationRule, bias: Tensor | None) -> P
     )
 
 
-def _range(x: Tensor, rule: ActivationRule) -> tuple[int, Any]:
-    """Mode of the row loop, and the range that it needs from outside."""
+def row_rule(x: Tensor, rule: ActivationRule, shape: tuple[int, int, int]) -> tuple[Any, ...]:
+    """How rows are rounded, as `fused.quantize_rows` takes it; depends on x only if the range is dynamic per tensor.
+
+    Args:
+        x: the values.
+        rule: how to round.
+        shape: (columns of a group, number of groups, columns that a group takes in the codes).
+    """
+    grid = rule.grid
+    mode, static = fused.STATIC, (1.0, 0.0)
     if rule.scale is not None and rule.zero_point is not None:
-        return fused.STATIC, np.array((rule.scale.item(), rule.zero_point.item()), np.float32)
-    if rule.granularity != "tensor" or x.numel() == 0:
-        return fused.SYMMETRIC if rule.symmetric else fused.ASYMMETRIC, _NO_RANGE
-    scale, zero = scale_and_zero(x.amin(), x.amax(), rule.grid)
-    return fused.STATIC, np.array((scale.item(), zero.item()), np.float32)
+        static = (rule.scale.item(), rule.zero_point.item())
+    elif rule.granularity != "tensor":
+        mode = fused.SYMMETRIC if rule.symmetric else fused.ASYMMETRIC
+    elif x.numel():
+        scale, zero = scale_and_zero(x.amin(), x.amax(), grid)
+        static = (scale.item(), zero.item())
+    limits = np.array((grid.low, grid.high, grid.offset), np.float32)
+    return mode, limits, np.array(static, np.float32), rule.granularity == "group", shape[0], shape[2]
 
 
-@lru_cache(maxsize=64)
-def _limits(bits: int, symmetric: bool) -> Any:
-    grid = Grid(bits, symmetric)
-    return np.array((grid.low, grid.high, grid.offset), np.float32)
-
-
-def _row_loop(x: Tensor, rule: ActivationRule, shape: tuple[int, int, int], codes: Any) -> tuple[Any, Any, Rows]:
-    """Arguments of `fused.quantize_rows` after start and stop."""
-    group, groups, stride = shape
-    by_group = rule.granularity == "group"
+def _rows(codes: Any, by_group: bool, groups: int) -> Rows:
     count, scales = codes.shape[0], groups if by_group else 1
     words = np.empty((scales + groups, count), np.int32)
     scale, norms = np.empty((scales, count), np.float32), np.empty(count, np.int32)
-    mode, static = _range(x, rule)
-    values = x.contiguous().numpy()
-    arguments = (mode, _limits(rule.bits, rule.symmetric), static, by_group, group, stride)
-    return (values, values.view(np.int32)), arguments, Rows(codes, scale, words[:scales], words[scales:], norms)
+    return Rows(codes, scale, words[:scales], words[scales:], norms)
 
 
 def quantize(x: Float[Tensor, "token col"], rule: ActivationRule, shape: tuple[int, int, int], codes: Any) -> Rows:
@@ -146,33 +143,53 @@ def quantize(x: Float[Tensor, "token col"], rule: ActivationRule, shape: tuple[i
         shape: (columns of a group, number of groups, columns that a group takes in `codes`).
         codes: array with as many rows as x, or more, which are filled with zeros.
     """
-    values, arguments, rows = _row_loop(x, rule, shape, codes)
-    shared(fused.quantize_rows, codes.shape[0], x.numel(), values, arguments, tuple(rows))
+    arguments = row_rule(x, rule, shape)
+    rows = _rows(codes, arguments[3], shape[1])
+    values = x.contiguous().numpy()
+    shared(fused.quantize_rows, codes.shape[0], values.size, (values, values.view(np.int32)), arguments, tuple(rows))
     return rows
 
 
-def vnni_linear(x: Float[Tensor, "token col"], layer: Prepared, rule: ActivationRule) -> Float[Tensor, "token row"]:
-    """The whole integer layer by our own product."""
-    tokens = x.shape[0]
-    out = torch.empty(tokens, layer.rows)
-    few = tokens <= FEW_TOKENS
-    stride, width = layer.layout(64 if few else 4)
-    weight = (*layer.arrays, layer.has_bias, layer.asymmetric, stride)
-    layout = (layer.columns, layer.packed, layer.group, stride)
-    shape = (layer.group, layer.groups, stride)
-    # sixteen products count as one element of other loops
-    work = tokens * layer.rows * layer.columns // 16
-    if few:
-        rows = quantize(x, rule, shape, np.empty((tokens, stride * layer.groups), np.int8))
-        activation = (rows.codes, rows.scale, rows.zero, rows.sums, rule.granularity == "group")
-        shared(tiles.few_tokens, layer.rows, work, activation, weight, layer.codes, layout, out.numpy())
+class VnniLinear:
+    """The whole integer layer by our own product.
+
+    Args:
+        layer: codes, scales and zero points.
+        rule: how x is rounded.
+    """
+
+    def __init__(self, layer: Prepared, rule: ActivationRule) -> None:
+        self._layer, self._rule = layer, rule
+        self._few, self._many = self._plan(64), self._plan(4)
+
+    def _plan(self, multiple: int) -> tuple[Any, ...]:
+        """What does not change between calls: row rule, weight side and layout of codes for `tiles`; width of a row."""
+        layer, rule = self._layer, self._rule
+        stride, width = layer.layout(multiple)
+        changes = rule.granularity == "tensor" and not rule.static
+        fixed = None if changes else row_rule(torch.empty(0), rule, (layer.group, layer.groups, stride))
+        weight = (*layer.arrays, layer.has_bias, layer.asymmetric, stride)
+        return fixed, weight, (layer.columns, layer.packed, layer.group, stride), width
+
+    def __call__(self, x: Float[Tensor, "token col"]) -> Float[Tensor, "token row"]:
+        """Rounded, multiplied and scaled."""
+        layer, tokens = self._layer, x.shape[0]
+        few = tokens <= FEW_TOKENS
+        fixed, weight, layout, width = self._few if few else self._many
+        rule = fixed or row_rule(x, self._rule, (layer.group, layer.groups, layout[3]))
+        out = torch.empty(tokens, layer.rows)
+        values, target = x.contiguous().numpy(), out.numpy()
+        # sixteen products count as one element of other loops
+        work = tokens * layer.rows * layer.columns // 16
+        if few:
+            shared(tiles.few_tokens, layer.rows, work, values, rule, weight, layer.codes, layout, target)
+            return out
+        panels = pack_panels(layer.codes, layout, width).numpy()
+        codes = np.empty((round_up(tokens, TOKENS), width), np.int8)
+        rows = tuple(_rows(codes, rule[3], layer.groups))
+        both = (values, values.view(np.int32))
+        shared(tiles.quantize_and_multiply, codes.shape[0] // TOKENS, work, both, rule, rows, weight, panels, target)
         return out
-    panels = pack_panels(layer.codes, layout, width).numpy()
-    codes = np.empty((round_up(tokens, TOKENS), width), np.int8)
-    values, arguments, rows = _row_loop(x, rule, shape, codes)
-    count = codes.shape[0] // TOKENS
-    shared(tiles.quantize_and_multiply, count, work, values, arguments, tuple(rows), weight, panels, out.numpy())
-    return out
 
 
 def tiled_linear(

@@ -162,7 +162,7 @@ class QuantLinear(nn.Module):
             return lambda x: cpu.tiled_linear(x, layer, rule, operand)
         kernel = choose_kernel("cpu")
         if kernel.name == VNNI:
-            return lambda x: cpu.vnni_linear(x, layer, rule)
+            return cpu.VnniLinear(layer, rule)
         weight = self.weight
         return lambda x: cpu.tiled_linear(x, layer, rule, IntegerOperand(weight, layer.group, kernel.product))
 

@@ -215,42 +215,48 @@ def products(start, stop, codes, sums, panels, out):
 
 
 @compiled
-def _row_address(codes, row, layout, flat):
-    """Address of a weight row that `dot_bytes` can read: the stored bytes, or `flat` where they are unpacked to."""
+def _unpack(codes, row, layout, flat):
+    """A weight row as signed bytes."""
     columns, packed, group, stride = layout
-    if not packed and columns == stride:
-        return codes.ctypes.data + row * columns
     _offset_row(codes[row], columns, packed, group, stride, flat)
     flat ^= np.uint8(128)
-    return flat.ctypes.data
 
 
 @compiled
-def few_tokens(start, stop, activation, weight, codes, layout, out):
+def few_tokens(start, stop, x, rule, weight, codes, layout, out):
     """Weight rows start..stop for a few tokens, straight from the stored codes: packing panels would cost more.
 
-    Here a group takes a multiple of 64 columns in the activation codes, filled up with 0.
+    Every thread rounds the tokens for itself. Here a group takes a multiple of 64 columns of the activation codes.
     """
-    a, scale, zero, sums, by_group = activation
     weight_scale, weight_zero, weight_sum, bias, has_bias, _, stride = weight
     columns, packed, _, _ = layout
-    groups = weight_scale.shape[0]
-    nibbles = packed and columns == stride and columns % 64 == 0
+    groups, tokens = weight_scale.shape[0], out.shape[0]
+    by_group = rule[3]
+    scales = groups if by_group else 1
+    a = np.empty((tokens, groups * stride), np.int8)
+    scale, zero = np.empty((scales, tokens), np.float32), np.empty((scales, tokens), np.int32)
+    sums, norms = np.empty((groups, tokens), np.int32), np.empty(tokens, np.int32)
+    quantize_rows(0, tokens, (x, x.view(np.int32)), rule, (a, scale, zero, sums, norms))
+    nibbles = packed and columns == stride
     flat = np.zeros(a.shape[1], np.uint8)
     base = np.int32(8) if nibbles else np.int32(128)
-    at = flat.ctypes.data
+    at_codes, at_flat, at_a = _address(codes), _address(flat), _address(a)
     for row in range(start, stop):
-        if not nibbles:
-            at = _row_address(codes, row, layout, flat)
-        for token in range(out.shape[0]):
+        at = at_flat
+        if nibbles:
+            at = at_codes + row * (columns // 2)
+        elif not packed and columns == stride:
+            at = at_codes + row * columns
+        else:
+            _unpack(codes, row, layout, flat)
+        for token in range(tokens):
             total = np.float32(0.0)
             for index in range(groups):
-                address = a.ctypes.data + token * a.shape[1] + index * stride
+                address = at_a + (token * groups + index) * stride
                 if nibbles:
-                    half = columns // 2
-                    acc = dot_nibbles(codes.ctypes.data + row * half, address, columns // 64, half)
+                    acc = dot_nibbles(at, address, np.int64(columns // 64), np.int64(columns // 2))
                 else:
-                    acc = dot_bytes(at + index * stride, address, stride // 64)
+                    acc = dot_bytes(at + index * stride, address, np.int64(stride // 64))
                 own = index if by_group else 0
                 centre = base + weight_zero[index, row]
                 acc -= centre * sums[index, token] + zero[own, token] * weight_sum[index, row]
