@@ -78,6 +78,13 @@ def test_ranks_follow_the_better_direction_and_ties_share_one() -> None:
     assert frame.loc[frame["metric"] == "size", "rank"].isna().all()
 
 
+def test_nothing_is_ranked_by_a_maximum() -> None:
+    highest = Score(Metric("max_inf_norm", "1", "lower"), 63.2)
+    frame = report.long_frame(record(q, [highest, score(v)]) for q, v in (("none", 0.5), ("rtn", 0.4)))
+    assert ranks(frame) == {("none", "acc"): 1.0, ("rtn", "acc"): 2.0}
+    assert "| 2 | w8a8 | simulated | 63.20 | 0.4000" in report.rendered(frame, "markdown")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -192,7 +199,7 @@ def test_rows_are_quantizer_and_execution_with_interval_and_difference() -> None
 def test_many_metrics_are_cut_into_tables_that_fit() -> None:
     scores = [score(0.5, name=f"metric_{index}") for index in range(14)]
     found = report.rendered(report.long_frame([record("none", scores)]), "markdown")
-    assert found.count("(continued)") == 2
+    assert found.count("(continued)") == 3
     assert all(f"metric_{index} " in found for index in range(14))
 
 
@@ -200,7 +207,8 @@ def test_several_tasks_have_an_overview_with_one_column_each() -> None:
     cells = [record(q, [score(0.5)], task=task) for q in ("none", "rtn") for task in ("hellaswag", "lambada(limit=9)")]
     overview = report.rendered(report.long_frame(cells), "markdown").partition("### Overview")[2].partition("###")[0]
     assert "hellaswag: acc" in overview
-    assert "lambada(limit=9): acc" in overview
+    assert "lambada: acc" in overview
+    assert "lambada(limit=9) · lm-eval v1" in overview
     assert "| w8a8 | simulated | 0.5000 | 0.5000 |" in overview
 
 

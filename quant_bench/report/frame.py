@@ -26,7 +26,7 @@ COLUMNS: Final = (
     *GROUP,
     *ROW,
     *("label", "note", "arm_version", "quantizer_version", "mac_share", "state", "reason"),
-    *("order", "metric", "unit", "better", "chance", "value", "stderr", "low", "high", "n"),
+    *("order", "metric", "unit", "better", "reduction", "chance", "value", "stderr", "low", "high", "n"),
     *("delta", "delta_low", "delta_high", "p_value"),
 )
 _NUMBERS: Final = (
@@ -48,7 +48,8 @@ def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a score, one a cell without scores; sorted, grouped (`group`) and ranked.
 
     Beside `COLUMNS` it has `group` (from 0; only rows of one group may be compared), `rank` within group and metric (1
-    is best, equal values share the better rank; none for descriptions and for what the next three mark),
+    is best, equal values share the better rank; none for descriptions, for what is no mean of items, and for what the
+    next three mark),
     `uninformative` (the float model is at chance), `outdated` (a newer version of the same plugin is in the group),
     `other_items` (not the item count of the metric's other rows) and `beats_float` (its interval says: better than the
     float model).
@@ -92,7 +93,7 @@ def _score(score: Score) -> tuple[Any, ...]:
     metric, delta = score.metric, score.delta
     low, high = score.ci95 or (None, None)
     delta_low, delta_high = (delta.ci95 if delta else None) or (None, None)
-    meaning = (metric.name, metric.unit, metric.better, metric.chance)
+    meaning = (metric.name, metric.unit, metric.better, metric.reduction, metric.chance)
     difference = (delta and delta.value, delta_low, delta_high, delta and delta.p_value)
     return (*meaning, score.value, score.stderr, low, high, score.n, *difference)
 
@@ -149,5 +150,6 @@ def _mark(frame: pd.DataFrame) -> None:
 def _ranks(frame: pd.DataFrame) -> "pd.Series[float]":
     signed = frame["value"].where(frame["better"] != "higher", -frame["value"])
     ranked = frame["better"].isin(["higher", "lower"]) & ~frame["uninformative"] & ~frame["outdated"]
-    ranked &= ~frame["other_items"]
+    # a maximum has no standard error, and one that is lower has gone with worse integers: nothing is ranked by it
+    ranked &= ~frame["other_items"] & (frame["reduction"] != "none")
     return signed.where(ranked).groupby([frame["group"], frame["metric"]], dropna=False).rank(method="min")

@@ -9,7 +9,7 @@ import pandas as pd
 from quant_bench.report.frame import ROW, plain_rows
 from quant_bench.report.text import number, signed
 
-METRICS_A_TABLE: Final = 6
+METRICS_A_TABLE: Final = 4
 UNINFORMATIVE, BEATS_FLOAT, UNRANKED = "†", "‡", "*"
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -17,8 +17,9 @@ Key = TypeVar("Key", bound=Hashable)
 LEGEND: Final = (
     "Each value stands over its 95 % bootstrap interval and Δ, the paired difference to the float model on the same "
     "items with its 95 % interval.",
-    "# is the rank by the table's first metric that has a better direction. Tables of different conventions, item "
-    "counts, weights or versions are never ranked together. An overview stands in order of the mean of these ranks.",
+    "# is the rank by the table's first metric that is a mean of items and has a better direction. Tables of different "
+    "conventions, item counts, weights or versions are never ranked together. An overview stands in order of the mean of "
+    "these ranks.",
     f"{UNINFORMATIVE} uninformative: the float model is at chance, so nothing is ranked.",
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
     f"{UNRANKED} not ranked: measured by an older version of the plugin, or over another number of items.",
@@ -152,8 +153,8 @@ def _state(row: Row, footnotes: _Footnotes) -> str:
 
 
 def _headline(group: list[Row]) -> str | None:
-    """The metric that ranks a table: the first one with a better direction."""
-    directed = [row for row in group if row["better"] in ("higher", "lower")]
+    """The metric that ranks a table: the first mean of items with a better direction."""
+    directed = [row for row in group if row["better"] in ("higher", "lower") and row["reduction"] != "none"]
     return min(directed, key=lambda row: row["order"])["metric"] if directed else None
 
 
@@ -192,7 +193,7 @@ def _marked(score: Row) -> str:
 
 
 def _overview(groups: list[list[Row]]) -> Table:
-    """First directed metric of every group side by side; each column has its own convention and item count."""
+    """The metric that ranks each group, side by side; each column has its own convention and item count."""
     footnotes = _Footnotes()
     several = _several(row for group in groups for row in group)
     headings = ["quantizer", "execution", *several]
@@ -200,7 +201,7 @@ def _overview(groups: list[list[Row]]) -> Table:
     columns: list[dict[tuple[Any, ...], tuple[str, float | None]]] = []
     for group in groups:
         metric = _headline(group) or next((row["metric"] for row in _scored(group)), None)
-        headings.append(f"{group[0]['task']}: {metric or 'state'} {footnotes.mark(_title(group))}")
+        headings.append(f"{group[0]['task'].partition('(')[0]}: {metric or 'state'} {footnotes.mark(_title(group))}")
         column: dict[tuple[Any, ...], tuple[str, float | None]] = {}
         for key, scores in _cells(group).items():
             first = scores[0]
