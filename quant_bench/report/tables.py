@@ -17,9 +17,9 @@ Key = TypeVar("Key", bound=Hashable)
 LEGEND: Final = (
     "Each value stands over its 95 % bootstrap interval and Δ, the paired difference to the float model on the same "
     "items with its 95 % interval.",
-    "# is the rank by the table's first metric that is a mean of items and has a better direction. Tables of different "
-    "conventions, item counts, weights or versions are never ranked together. An overview stands in order of the mean of "
-    "these ranks.",
+    "# is the rank by the table's first metric that is a mean of items and has a better direction. Tables of other "
+    "conventions, item counts, weights or versions are never ranked together. An overview stands in the order of the "
+    "mean of these ranks.",
     f"{UNINFORMATIVE} uninformative: the float model is at chance, so nothing is ranked.",
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
     f"{UNRANKED} not ranked: measured by an older version of the plugin, or over another number of items.",
