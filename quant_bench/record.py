@@ -38,8 +38,8 @@ class Record:
         settings: settings in force, defaults included, by `model`, `arm`, `quantizer`, `task`, `resolved` and
             `calibration`.
         versions: of the plugins (`arm`, `quantizer`, `task`), the suite and what it stands on.
-        identity: digests `weights_sha256`, `tokenizer_sha256`, `data_sha256`, `calibration_sha256` (None where there is
-            none) and what else says which model it is.
+        identity: digests `weights_sha256`, `tokenizer_sha256`, `data_sha256`, `calibration_sha256` (None where there
+            is none) and what else says which model it is.
         environment: machine, kernel, threads, commit.
         convention: what must agree before two numbers may stand in one column; None without scores.
         coverage: which weight matrices were quantized; None without scores.
@@ -65,7 +65,9 @@ class Record:
     prepare_seconds: float = 0.0
     peak_memory_bytes: int | None = None
 
-    def with_results(self, *, scores: Sequence[Score], evaluation: Evaluated, coverage: Any, calibration: Any) -> "Record":
+    def with_results(
+        self, *, scores: Sequence[Score], evaluation: Evaluated, coverage: Any, calibration: Any
+    ) -> "Record":
         """This record with what a task found.
 
         Args:
