@@ -1,7 +1,7 @@
 """Weights as integer codes: the only truth that every execution of a quantized layer works on."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int8, UInt8
@@ -9,15 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quant_bench.errors import QuantizationError
+from quant_bench.lowbit.clip import best_clip
 from quant_bench.numerics.integers import Grid, round_to_grid, scale_and_zero
 
 WeightGranularity = Literal["tensor", "channel", "group"]
 Search = Literal["minmax", "mse"]
-
-# candidates of the clip search, from the full range down
-_CLIP_STEPS = 100
-# elements handled at once by the clip search, so that its temporaries stay in the cache
-_SEARCH_ELEMENTS = 1 << 18
 
 
 def pack_nibbles(codes: Int8[Tensor, "row col"]) -> UInt8[Tensor, "row half"]:
@@ -156,7 +152,7 @@ def quantize_weight(
     blocks = _blocks(weight.detach().float(), granularity, group_size)
     low, high = blocks.amin(-1), blocks.amax(-1)
     if search == "mse":
-        low, high = _best_clip(blocks, low, high, grid)
+        low, high = best_clip(blocks, low, high, grid)
     scale, zero = scale_and_zero(low, high, grid)
     codes = round_to_grid(blocks, scale[:, None], zero[:, None], grid).sub_(grid.offset).to(torch.int8)
     groups = -(-columns // group_size) if granularity == "group" else 1
@@ -183,26 +179,3 @@ def _blocks(weight: Tensor, granularity: WeightGranularity, group_size: int) -> 
         return weight
     missing = -weight.shape[1] % group_size
     return functional.pad(weight, (0, missing)).reshape(-1, group_size)
-
-
-def _best_clip(
-    blocks: Float[Tensor, "block size"], low: Float[Tensor, " block"], high: Float[Tensor, " block"], grid: Grid
-) -> tuple[Tensor, Tensor]:
-    """Range of each block, shrunk by the ratio that minimizes the squared rounding error."""
-    step = max(1, _SEARCH_ELEMENTS // blocks.shape[1])
-    best: list[Any] = []
-    for start in range(0, blocks.shape[0], step):
-        part, part_low, part_high = (tensor[start : start + step] for tensor in (blocks, low, high))
-        ratio = torch.ones_like(part_low)
-        least = torch.full_like(part_low, torch.inf, dtype=torch.float64)
-        for index in range(_CLIP_STEPS):
-            candidate = 1 - index / _CLIP_STEPS
-            scale, zero = scale_and_zero(part_low * candidate, part_high * candidate, grid)
-            codes = round_to_grid(part, scale[:, None], zero[:, None], grid)
-            error = codes.sub_(zero[:, None]).mul_(scale[:, None]).sub_(part).square_().sum(-1, dtype=torch.float64)
-            better = error < least
-            least = torch.where(better, error, least)
-            ratio[better] = candidate
-        best.append(ratio)
-    ratios = torch.cat(best)
-    return low * ratios, high * ratios
