@@ -18,8 +18,8 @@ from quant_bench.lowbit.threads import shared
 from quant_bench.lowbit.vnni import PANEL, TOKENS
 from quant_bench.numerics.integers import scale_and_zero
 
-# up to so many tokens, rows are read one by one: packing panels pays only above
-FEW_TOKENS = 4
+# up to so many tokens, weight rows are read one by one: packing panels pays only above (without and with groups)
+_FEW_TOKENS = (12, 4)
 # int32 elements of a tile that stays in half a megabyte of L2 cache
 _TILE_ELEMENTS = 1 << 17
 
@@ -174,7 +174,7 @@ class VnniLinear:
     def __call__(self, x: Float[Tensor, "token col"]) -> Float[Tensor, "token row"]:
         """Rounded, multiplied and scaled."""
         layer, tokens = self._layer, x.shape[0]
-        few = tokens <= FEW_TOKENS
+        few = tokens <= _FEW_TOKENS[layer.groups > 1]
         fixed, weight, layout, width = self._few if few else self._many
         rule = fixed or row_rule(x, self._rule, (layer.group, layer.groups, layout[3]))
         out = torch.empty(tokens, layer.rows)

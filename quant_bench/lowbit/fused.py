@@ -99,6 +99,15 @@ def _divide(value, scale, inverse):
     return _fused_multiply_add(_fused_multiply_add(-quotient, scale, value), inverse, quotient)
 
 
+@compiled
+def quotients(values, scale):
+    """Each value over the scale as `quantize_rows` divides, for the test that no rounding differs."""
+    out = np.empty_like(values)
+    for k in range(values.shape[0]):
+        out[k] = _divide(values[k], scale, np.float32(1.0) / scale)
+    return out
+
+
 @inlined
 def _code(quotient, low, high):
     return np.int32((min(max(quotient, low), high) + _ROUND) - _ROUND)
@@ -106,13 +115,16 @@ def _code(quotient, low, high):
 
 @compiled
 def _write(values, scale, span, out):
-    """Rounded values of one range, clamped and shifted by span = (low, high, shift); sums of codes and magnitudes."""
-    low, high, shift = span
+    """Rounded values of one range; sums of codes and magnitudes.
+
+    span = (low, high, shift added after clamping, whether the range covers all values).
+    """
+    low, high, shift, covered = span
     total = np.int32(0)
     norm = np.int32(0)
     inverse = np.float32(1.0) / scale
-    # outside, or for static ranges far below a value, the remainder or the quotient could leave the normal numbers
-    if _SMALL < scale < _LARGE:
+    # remainder and quotient must stay normal numbers, and a value far outside of a static range has no such quotient
+    if covered and _SMALL < scale < _LARGE:
         for k in range(values.shape[0]):
             code = _code(_divide(values[k], scale, inverse), low, high)
             norm = np.int32(norm + np.int32(abs(code)))
@@ -177,7 +189,7 @@ def quantize_rows(start, stop, x, rule, out):
                 codes[row, to : to + last - first] = shift
                 sums[index, row] = shift * (last - first)
             else:
-                span = (grid[0] - row_zero, grid[1] - row_zero, shift)
+                span = (grid[0] - row_zero, grid[1] - row_zero, shift, mode != STATIC)
                 total, norm = _write(values[row, first:last], row_scale, span, codes[row, to:])
                 sums[index, row] = total
                 norms[row] += norm

@@ -1,6 +1,6 @@
 """The weight side of a product from outside: int8 codes for an integer kernel, or integers held in float32."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int32
@@ -13,6 +13,7 @@ from quant_bench.lowbit.kernels import Product
 from quant_bench.lowbit.plain import FLOAT32_EXACT, parts
 
 
+@runtime_checkable
 class Operand(Protocol):
     """Accumulators of one group: activation codes in `dtype` by this weight's columns of that group."""
 

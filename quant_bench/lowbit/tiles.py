@@ -21,37 +21,40 @@ from quant_bench.lowbit.vnni import LANES, PANEL, TOKENS, dot_bytes, dot_nibbles
 _CHUNK = 1 << 18
 
 
+@inlined
+def _low(nibbles, plus, out):
+    for k in range(nibbles.shape[0]):
+        out[k] = (nibbles[k] & np.uint8(15)) + plus
+
+
+@inlined
+def _high(nibbles, plus, out):
+    for k in range(nibbles.shape[0]):
+        out[k] = (nibbles[k] >> np.uint8(4)) + plus
+
+
 @compiled
-def _offset_row(codes, columns, packed, group, stride, out):
-    """One weight row as unsigned bytes code + 128, each group at a multiple of `stride`."""
+def _unpack(codes, layout, flip, out):
+    """One weight row as bytes, each group at a multiple of `stride`: code + 128 if `flip` is 128, code if it is 0."""
+    columns, packed, group, stride = layout
     half = codes.shape[0]
+    # nibbles hold code + 8
+    plus = np.uint8(flip - 8)
+    if packed and (group == stride or columns <= group):
+        _low(codes, plus, out)
+        _high(codes[: columns - half], plus, out[half:])
+        return
     for index in range((columns + group - 1) // group):
         first = index * group
         last = min(first + group, columns)
-        to = index * stride
+        target = out[index * stride :]
         if packed:
-            _low(codes[first : min(last, half)], out[to:])
-            _high(codes[max(first, half) - half : max(last - half, 0)], out[to + max(half - first, 0) :])
+            _low(codes[first : min(last, half)], plus, target)
+            _high(codes[max(first, half) - half : max(last - half, 0)], plus, target[max(half - first, 0) :])
         else:
-            _bytes(codes[first:last], out[to:])
-
-
-@compiled
-def _low(nibbles, out):
-    for k in range(nibbles.shape[0]):
-        out[k] = (nibbles[k] & np.uint8(15)) + np.uint8(120)
-
-
-@compiled
-def _high(nibbles, out):
-    for k in range(nibbles.shape[0]):
-        out[k] = (nibbles[k] >> np.uint8(4)) + np.uint8(120)
-
-
-@compiled
-def _bytes(codes, out):
-    for k in range(codes.shape[0]):
-        out[k] = codes[k] ^ np.uint8(128)
+            source = codes[first:last]
+            for k in range(source.shape[0]):
+                target[k] = source[k] ^ flip
 
 
 @compiled
@@ -72,7 +75,6 @@ def pack_panels(start, stop, codes, layout, panels):
         layout: (columns unpacked, whether codes are nibbles, columns of a group, columns it takes in a panel).
         panels: int32 (panel, column / 4, 64).
     """
-    columns, packed, group, stride = layout
     rows = codes.shape[0]
     words = panels.shape[1]
     # 64 bytes between the rows' ends: a power of two as pitch would put all rows into the same cache sets
@@ -80,7 +82,7 @@ def pack_panels(start, stop, codes, layout, panels):
     quads = flat.view(np.int32)
     for panel in range(start, stop):
         for row in range(min(PANEL, rows - panel * PANEL)):
-            _offset_row(codes[panel * PANEL + row], columns, packed, group, stride, flat[row])
+            _unpack(codes[panel * PANEL + row], layout, np.uint8(128), flat[row])
         for k0 in range(0, words, LANES):
             for row0 in range(0, PANEL, LANES):
                 _transpose(quads[row0 : row0 + LANES, k0:], panels[panel, k0 : k0 + LANES, row0:])
@@ -215,14 +217,6 @@ def products(start, stop, codes, sums, panels, out):
 
 
 @compiled
-def _unpack(codes, row, layout, flat):
-    """A weight row as signed bytes."""
-    columns, packed, group, stride = layout
-    _offset_row(codes[row], columns, packed, group, stride, flat)
-    flat ^= np.uint8(128)
-
-
-@compiled
 def few_tokens(start, stop, x, rule, weight, codes, layout, out):
     """Weight rows start..stop for a few tokens, straight from the stored codes: packing panels would cost more.
 
@@ -248,7 +242,7 @@ def few_tokens(start, stop, x, rule, weight, codes, layout, out):
         elif not packed and columns == stride:
             at = at_codes + row * columns
         else:
-            _unpack(codes, row, layout, flat)
+            _unpack(codes[row], layout, np.uint8(0), flat)
         for token in range(tokens):
             total = np.float32(0.0)
             for index in range(groups):
