@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 from quant_bench.data import DataSource
 from quant_bench.harness import HarnessLM
 from quant_bench.lm_eval_task import prepare
+from quant_bench.lowbit.memory import tune_allocator
 from quant_bench.model import LanguageModel
 from quant_bench.models import load_model
 
@@ -106,6 +107,8 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="+", default=list(WANTED), choices=list(WANTED))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    # as `quant-bench run` does; both sides of every ratio gain from it
+    tune_allocator()
     model, data = load_model(options.model), DataSource(options.data)
     references = {
         batch: HFLM(pretrained=plain_copy(model), tokenizer=model.tokenizer, batch_size=batch)
