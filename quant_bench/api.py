@@ -103,7 +103,7 @@ def evaluate(
 
 
 def leaderboard(results: Path | str = "results") -> "pd.DataFrame":
-    """The leaderboard of a folder of records, one row a model, arm, quantizer and convention; needs no torch."""
+    """The leaderboard of a folder of records, one row a score, with its rank where it may have one; needs no torch."""
     from quant_bench.report import leaderboard as build
 
     return build(Path(results))

@@ -1,17 +1,19 @@
 """Every error that quant-bench raises on purpose.
 
-    QuantBenchError
-    ├── SpecError(ValueError)             a spec string cannot be read, or a setting is unknown or out of range
-    ├── UnknownPlugin(LookupError)        no arm, quantizer or task of that name
-    ├── PluginError(TypeError)            a plugin file breaks its contract
-    ├── ModelError(ValueError)            a model cannot be loaded, or its layout is not supported
-    │   └── UnsafeModel                   pickle weights or custom code, refused unless allowed
-    ├── DataError(ValueError)             a data file is not what its name says (digest, rows)
-    ├── RecordError(ValueError)           a record is not valid, or does not lie where its content says
-    ├── QuantizationError(RuntimeError)   a quantizer cannot do what was asked (coverage, shapes, not finite)
-    ├── KernelError(RuntimeError)         no exact integer kernel for these operands on this machine
-    ├── Blocked                           something is missing: the cell is recorded as `blocked`
-    └── NotApplicable                     the question makes no sense here: recorded as `not_applicable`
+```text
+QuantBenchError
+├── SpecError(ValueError)             a spec string cannot be read, or a setting is unknown or out of range
+├── UnknownPlugin(LookupError)        no arm, quantizer or task of that name
+├── PluginError(TypeError)            a plugin file breaks its contract
+├── ModelError(ValueError)            a model cannot be loaded, or its layout is not supported
+│   └── UnsafeModel                   pickle weights or custom code, refused unless allowed
+├── DataError(ValueError)             a data file is not what its name says (digest, rows)
+├── RecordError(ValueError)           a record is not valid, or does not lie where its content says
+├── QuantizationError(RuntimeError)   a quantizer cannot do what was asked (coverage, shapes, not finite)
+├── KernelError(RuntimeError)         no exact integer kernel for these operands on this machine
+├── Blocked                           something is missing: the cell is recorded as `blocked`
+└── NotApplicable                     the question makes no sense here: recorded as `not_applicable`
+```
 """
 
 
