@@ -9,19 +9,19 @@ except the two medians of entries: these are taken on every 64th token of a sequ
 on by one with each sequence, so that no position is favoured.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
-from quant_bench.numerics.moments import Measured, Moments, count_beyond, measure
+from quant_bench.numerics.moments import Channels, Measured, Moments, Values, count_beyond, host, measure
+from quant_bench.numerics.spread import Incoherence, absolute_medians, max_median_ratio
 
 MEDIAN_STRIDE = 64
 MASSIVE_ABSOLUTE = 100.0
@@ -30,10 +30,6 @@ SIGMAS = 6.0
 # product inputs among the protocol sites, and the two kinds that are observed for their products alone
 _NORMS = ("attention_norm", "mlp_norm")
 _INPUTS = {"output": "attention_output_input", "down": "mlp_output_input"}
-# μ of a token lies in [1, √width]; a bin is 0.5 percent wide, so a percentile is off by no more than that
-_MU_RATIO = 1.005
-_MU_BINS = 1024
-
 # per-sequence values that are averaged over sequences
 _AVERAGED = (
     "inf_norm",
@@ -89,74 +85,75 @@ class Statistics:
         self.sequences = 0
         self.tokens = 0
         self.pooled = Moments()
+        self.latest = Moments()
         self._sums = dict.fromkeys(_AVERAGED, 0.0)
         self._counts = dict.fromkeys(_AVERAGED, 0)
-        self._mu_counts = np.zeros(_MU_BINS, np.int64)
-        self._mu_sum = 0.0
-        self._channel_absmax = np.zeros(0, np.float32)
-        self._channel_squares = np.zeros(0)
+        self._incoherence = Incoherence()
+        self._channels: Channels | None = None
 
-    def add(self, values: Float[Tensor, "token width"]) -> Moments:
-        """Take in one sequence and return its moments.
+    def add(self, values: Float[Tensor, "token width"]) -> None:
+        """Take in one sequence.
 
         Raises:
             QuantizationError: an entry is not finite; the message names the tensor.
         """
-        found = measure(values)
+        if self._channels is None and self.point.feeds_product:
+            self._channels = Channels(values.shape[1])
+        # looked at as an array from here on, unless it lies on an accelerator, where torch counts
+        seen: Values = host(values) if values.device.type == "cpu" else values
+        found = measure(seen, moments=self.point.is_site, channels=self._channels)
         if not found.finite:
             raise QuantizationError(f"the {self.point.kind} of {self.point.path!r} has entries that are not finite")
-        if not self.sequences:
-            self._channel_absmax = np.zeros(values.shape[1], np.float32)
-            self._channel_squares = np.zeros(values.shape[1])
-        start = self.sequences % min(MEDIAN_STRIDE, values.shape[0])
-        sample = values[start::MEDIAN_STRIDE].detach().float().abs().cpu().numpy()
         if self.point.is_site:
-            self._add_site(values, found, sample)
+            self._add_site(seen, found)
         if self.point.feeds_product:
-            self._add_product(found, sample, values.shape[1])
+            self._add_product(seen, found)
         self.sequences += 1
         self.tokens += values.shape[0]
+        self.latest = found.moments
         self.pooled = self.pooled.merge(found.moments)
-        np.maximum(self._channel_absmax, found.channel_absmax, out=self._channel_absmax)
-        self._channel_squares += found.channel_squares
-        return found.moments
 
-    def _average(self, name: str, value: float | int) -> None:
-        self._sums[name] += value
-        self._counts[name] += 1
+    def _sampled(self, values: Values) -> tuple[slice, np.ndarray]:
+        """The tokens that medians are taken on, and their entries."""
+        taken = slice(self.sequences % min(MEDIAN_STRIDE, len(values)), None, MEDIAN_STRIDE)
+        return taken, host(values[taken]) if isinstance(values, Tensor) else values[taken]
 
-    def _add_site(self, values: Float[Tensor, "token width"], found: Measured, sample: np.ndarray) -> None:
-        moments, absmax = found.moments, found.token_absmax
-        self._average("inf_norm", float(absmax.max()))
+    def _average(self, name: str, value: float | int | None) -> None:
+        if value is not None:
+            self._sums[name] += value
+            self._counts[name] += 1
+
+    def _add_site(self, values: Values, found: Measured) -> None:
+        moments, absmax = found.moments, found.absmax
+        self._average("inf_norm", found.largest)
         self._average("kurtosis", moments.kurtosis)
         self._average("kurtosis_published", moments.kurtosis_published)
         self._average("token_kurtosis", found.token_kurtosis)
         beyond = count_beyond(values, absmax, moments.mean, SIGMAS * moments.deviation)
         self._average("outlier_6sigma_share", beyond / moments.count)
-        if self.point.kind != "layer_output":
-            return
-        median = float(_median(sample.reshape(1, -1))[0])
-        ratio = MASSIVE_RATIO * median
-        self._average("median", median)
-        if median > 0.0:
-            self._average("massive_ratio", float(absmax.max()) / median)
-        larger = max(MASSIVE_ABSOLUTE, np.nextafter(ratio, -np.inf))
-        self._average("massive_activations", count_beyond(values, absmax, 0.0, float(larger)))
-        self._average("above_100", count_beyond(values, absmax, 0.0, MASSIVE_ABSOLUTE))
-        if median > 0.0:
-            self._average("above_1000_medians", count_beyond(values, absmax, 0.0, ratio, inclusive=True))
+        if self.point.kind == "layer_output":
+            self._add_massive(values, found)
 
-    def _add_product(self, found: Measured, sample: np.ndarray, width: int) -> None:
-        medians = _median(sample)
-        defined = medians > 0.0
-        if defined.any():
-            self._average("max_median_ratio", float((sample.max(1)[defined] / medians[defined]).mean()))
-        norms = np.sqrt(found.token_squares / width)
-        # a token of zeros is spread evenly over its channels: 1, the least value
-        mu = np.divide(found.token_absmax, norms, out=np.ones_like(norms), where=norms > 0.0)
-        self._mu_sum += float(mu.sum())
-        bins = np.log(np.maximum(mu, 1.0)) / np.log(_MU_RATIO)
-        self._mu_counts += np.bincount(np.minimum(bins, _MU_BINS - 1).astype(np.int64), minlength=_MU_BINS)
+    def _add_massive(self, values: Values, found: Measured) -> None:
+        absmax = found.absmax
+        median = float(absolute_medians(self._sampled(values)[1].reshape(1, -1))[0])
+        self._average("median", median)
+        self._average("massive_ratio", found.largest / median if median > 0.0 else None)
+        above = count_beyond(values, absmax, 0.0, MASSIVE_ABSOLUTE)
+        self._average("above_100", above)
+        if median > 0.0:
+            ratio = MASSIVE_RATIO * median
+            outstanding = count_beyond(values, absmax, 0.0, ratio, inclusive=True)
+            self._average("above_1000_medians", outstanding)
+            # of two thresholds the higher one decides
+            self._average("massive_activations", above if ratio <= MASSIVE_ABSOLUTE else outstanding)
+        else:
+            self._average("massive_activations", above)
+
+    def _add_product(self, values: Values, found: Measured) -> None:
+        taken, sample = self._sampled(values)
+        self._average("max_median_ratio", max_median_ratio(found.absmax[taken], absolute_medians(sample)))
+        self._incoherence.add(found.absmax, found.squares, values.shape[1])
 
     def row(self) -> dict[str, Any]:
         """The tensor's line in the table per layer and site; None where a value has no meaning for it."""
@@ -169,15 +166,15 @@ class Statistics:
 
     def _product_row(self) -> dict[str, float | None]:
         names = ("channel_absmax_ratio", "channel_rms_kurtosis", "incoherence", "incoherence_p999")
-        if not self.point.feeds_product or not self.tokens:
+        if self._channels is None:
             return dict.fromkeys(names)
-        absmax, squares = self._channel_absmax, self._channel_squares / self.tokens
+        absmax, squares = self._channels.absmax, self._channels.squares / self.tokens
         median = float(np.median(absmax))
         mean_square = float(squares.mean())
-        spread = float(np.mean(squares * squares)) / mean_square**2 if mean_square > 0.0 else 1.0
-        place = int(np.searchsorted(np.cumsum(self._mu_counts), 0.999 * self.tokens))
-        values = (float(absmax.max()) / median if median > 0.0 else None, spread, self._mu_sum / self.tokens)
-        return dict(zip(names, (*values, float(_MU_RATIO ** (place + 0.5))), strict=True))
+        kurtosis = float(np.mean(squares * squares)) / mean_square**2 if mean_square > 0.0 else 1.0
+        ratio = float(absmax.max()) / median if median > 0.0 else None
+        incoherence = self._incoherence
+        return dict(zip(names, (ratio, kurtosis, incoherence.mean, incoherence.percentile(0.999)), strict=True))
 
 
 class Observer:
@@ -185,7 +182,7 @@ class Observer:
 
         with Observer(model) as observer:
             final_hidden(model, ids)
-            kurtosis = observer.sequence_kurtosis()
+            kurtosis = observer.latest()["avg_kurtosis"]
 
     Memory depends on the model alone, not on the number of batches. A batch with padding needs `mask` set before its
     forward pass: padding is left out of every count.
@@ -201,7 +198,6 @@ class Observer:
         self.statistics = [Statistics(point) for point in points_of(model)]
         self._handles: list[Any] = []
         self._shape: tuple[int, int] = (1, 1)
-        self._latest: dict[str, Moments] = {}
 
     def __enter__(self) -> "Observer":
         body = self.model.body
@@ -223,10 +219,10 @@ class Observer:
 
     def latest(self) -> dict[str, float]:
         """`avg_kurtosis` and `avg_kurtosis_published` of the last sequence: means over the protocol sites."""
-        found = list(self._latest.values())
+        found = [statistics.latest for statistics in self.statistics if statistics.point.is_site]
         return {
-            "avg_kurtosis": float(np.mean([moments.kurtosis for moments in found])),
-            "avg_kurtosis_published": float(np.mean([moments.kurtosis_published for moments in found])),
+            "avg_kurtosis": sum(moments.kurtosis for moments in found) / len(found),
+            "avg_kurtosis_published": sum(moments.kurtosis_published for moments in found) / len(found),
         }
 
     def _note_shape(self, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -246,33 +242,12 @@ class Observer:
         return hook
 
     def _add(self, statistics: Statistics, values: Tensor) -> None:
-        for sequence in self._sequences(values):
-            moments = statistics.add(sequence)
-            if statistics.point.is_site:
-                self._latest[f"{statistics.point.kind} {statistics.point.path}"] = moments
-
-    def _sequences(self, values: Tensor) -> Iterator[Tensor]:
-        """Real tokens of each sequence; some models flatten batch and sequence inside a layer."""
+        """Take in the real tokens of each sequence; some models flatten batch and sequence inside a layer."""
         batch, length = self._shape
+        if batch == 1 and self.mask is None:
+            statistics.add(values.reshape(length, values.shape[-1]))
+            return
         rows = values.reshape(batch, length, values.shape[-1])
         for index in range(batch):
-            yield rows[index] if self.mask is None else rows[index][self.mask[index].to(rows.device)]
-
-
-def _median(values: np.ndarray) -> np.ndarray:
-    """Median of each row, the mean of the two middle entries where their number is even."""
-    width = values.shape[1]
-    low, high = (width - 1) // 2, width // 2
-    parts = np.partition(values, [low, high], axis=1)
-    middle: np.ndarray = (parts[:, low].astype(np.float64) + parts[:, high]) / 2
-    return middle
-
-
-def weight_incoherence(weight: Float[Tensor, "row col"]) -> float:
-    """μ_W = √(mn) · max|W| / ‖W‖_F, from 1 (all entries equally large) to √(mn); 1 for a matrix of zeros.
-
-    Source: Chee et al. 2023 (QuIP), definition 1, https://arxiv.org/abs/2307.13304.
-    """
-    absmax = float(weight.abs().max())
-    root_mean_square = float(torch.linalg.vector_norm(weight.float())) / weight.numel() ** 0.5
-    return absmax / root_mean_square if root_mean_square > 0.0 else 1.0
+            real = ... if self.mask is None else self.mask[index].to(rows.device)
+            statistics.add(rows[index][real])

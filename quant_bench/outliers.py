@@ -6,9 +6,12 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from quant_bench.lowbit.floats import PackedLinear
 from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.model import LanguageModel
-from quant_bench.observe import MEDIAN_STRIDE, Statistics, weight_incoherence
+from quant_bench.numerics.moments import measure
+from quant_bench.numerics.spread import weight_incoherence
+from quant_bench.observe import MEDIAN_STRIDE, Statistics
 from quant_bench.score import Better, Metric
 from quant_bench.task import Plain
 
@@ -113,12 +116,14 @@ def _weight_incoherence(model: LanguageModel) -> dict[str, float]:
     for site in model.layout.linears:
         weight = _weight(model.module.get_submodule(site.path))
         if weight is not None:
-            found[site.path] = weight_incoherence(weight)
+            swept = measure(weight.detach(), moments=False)
+            found[site.path] = weight_incoherence(
+                float(swept.absmax.max()), float(swept.squares.sum() / weight.numel()) ** 0.5
+            )
     return found
 
 
 def _weight(module: nn.Module) -> Tensor | None:
     if isinstance(module, QuantLinear):
         return module.weight.dequantize()
-    weight = getattr(module, "weight", None)
-    return weight if isinstance(module, nn.Linear | Conv1D) and isinstance(weight, Tensor) else None
+    return module.weight if isinstance(module, nn.Linear | Conv1D | PackedLinear) else None

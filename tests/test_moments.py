@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quant_bench.numerics import moments as module
-from quant_bench.numerics.moments import Moments, count_beyond, measure
+from quant_bench.numerics.moments import Channels, Moments, count_beyond, measure
 
 
 def reference(values: np.ndarray) -> tuple[float, float, float, float]:
@@ -61,14 +61,15 @@ def test_one_outlier_in_half_precision_is_neither_lost_nor_infinite() -> None:
     found = measure(values)
     assert found.finite
     assert found.moments.kurtosis == pytest.approx(wanted, rel=1e-12)
-    assert found.token_absmax[5] == np.float32(torch.tensor(6e4).half())
+    assert found.absmax[5] == np.float32(torch.tensor(6e4).half())
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 63), (63, 1), (17, 65)])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_one_pass_equals_the_two_pass_reference_in_float64(shape: tuple[int, int], scale: float) -> None:
     values = (normal(*shape, seed=3) + 0.5) * scale
-    found, array = measure(values), values.double().numpy()
+    channels = Channels(shape[1])
+    found, array = measure(values, channels=channels), values.double().numpy()
     mean, m2, m3, m4 = reference(array)
     moments = found.moments
     assert moments.count == array.size
@@ -77,16 +78,41 @@ def test_one_pass_equals_the_two_pass_reference_in_float64(shape: tuple[int, int
     assert moments.m2 == pytest.approx(m2, rel=1e-12, abs=1e-24 * array.size * scale**2)
     assert moments.m3 == pytest.approx(m3, rel=1e-9, abs=1e-12 * spread**1.5)
     assert moments.m4 == pytest.approx(m4, rel=1e-12, abs=1e-48 * array.size * scale**4)
-    np.testing.assert_allclose(found.token_squares, (array**2).sum(1), rtol=1e-12)
-    np.testing.assert_allclose(found.channel_squares, (array**2).sum(0), rtol=1e-12)
-    np.testing.assert_array_equal(found.token_absmax, np.abs(array).max(1).astype(np.float32))
-    np.testing.assert_array_equal(found.channel_absmax, np.abs(array).max(0).astype(np.float32))
+    np.testing.assert_allclose(found.squares, (array**2).sum(1), rtol=1e-12)
+    np.testing.assert_allclose(channels.squares, (array**2).sum(0), rtol=1e-12)
+    np.testing.assert_array_equal(found.absmax, np.abs(array).max(1).astype(np.float32))
+    np.testing.assert_array_equal(channels.absmax, np.abs(array).max(0).astype(np.float32))
 
 
 def test_token_kurtosis_is_the_mean_over_tokens() -> None:
     values = normal(19, 64) * torch.arange(1, 20)[:, None]
     wanted = scipy.stats.kurtosis(values.double().numpy(), axis=1, fisher=False).mean()
     assert measure(values).token_kurtosis == pytest.approx(wanted, rel=1e-10)
+
+
+def test_leaving_parts_out_does_not_change_the_others() -> None:
+    values = normal(30, 40)
+    channels, alone = Channels(40), Channels(40)
+    whole = measure(values, channels=channels)
+    only_moments, only_channels = measure(values), measure(values, moments=False, channels=alone)
+    assert only_moments.moments == whole.moments
+    assert only_moments.token_kurtosis == whole.token_kurtosis
+    assert only_channels.moments == Moments()
+    np.testing.assert_array_equal(alone.squares, channels.squares)
+    np.testing.assert_array_equal(alone.absmax, channels.absmax)
+    for part in (only_moments, only_channels):
+        np.testing.assert_array_equal(part.absmax, whole.absmax)
+        np.testing.assert_allclose(part.squares, whole.squares, rtol=1e-14)
+
+
+def test_channels_add_up_over_tensors() -> None:
+    parts = [normal(size, 24, seed=size) for size in (5, 1, 30)]
+    channels = Channels(24)
+    for part in parts:
+        measure(part, channels=channels)
+    whole = torch.cat(parts).double().numpy()
+    np.testing.assert_array_equal(channels.absmax, np.abs(whole).max(0).astype(np.float32))
+    np.testing.assert_allclose(channels.squares, (whole**2).sum(0), rtol=1e-13)
 
 
 def test_views_with_strides_give_the_same_as_their_copy() -> None:
@@ -122,9 +148,10 @@ def test_merging_parts_gives_the_moments_of_the_whole(sizes: list[int], shift: f
 
 def test_torch_path_for_other_devices_equals_the_compiled_one() -> None:
     values = normal(31, 65) * 5 - 2
-    compiled, plain = module._measure_cpu(values), module._measure_torch(values)
-    for left, right in zip(compiled, plain, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-10)
+    left, right = Channels(65), Channels(65)
+    compiled, plain = module._measure_cpu(module.host(values), True, left), module._measure_torch(values, right)
+    for one, other in zip((*compiled, *vars(left).values()), (*plain, *vars(right).values()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

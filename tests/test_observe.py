@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
-from quant_bench.numerics.moments import Moments
-from quant_bench.observe import MEDIAN_STRIDE, Observer, Point, Statistics, points_of, weight_incoherence
+from quant_bench.numerics.moments import Channels, Moments
+from quant_bench.numerics.spread import Incoherence
+from quant_bench.observe import MEDIAN_STRIDE, Observer, Point, Statistics, points_of
 from quant_bench.outliers import METRICS, summarize
 from quant_bench.scoring import final_hidden
 from quant_bench.tiny import CONFIGS, tiny_model
@@ -143,7 +144,7 @@ def size_of(value: object) -> int:
         return sum(size_of(part) for part in value.values())
     if isinstance(value, list | tuple):
         return sum(size_of(part) for part in value)
-    if isinstance(value, Statistics | Moments | Point):
+    if isinstance(value, Statistics | Moments | Point | Channels | Incoherence):
         return size_of(vars(value))
     return 1
 
@@ -225,18 +226,6 @@ def test_high_percentile_of_incoherence_is_right_to_the_width_of_a_bin() -> None
     assert statistics.row()["incoherence_p999"] == pytest.approx(np.quantile(mu, 0.999), rel=0.01)
 
 
-def test_weight_incoherence_lies_between_its_bounds() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(30, 50, generator=generator)
-    wanted = float(weight.abs().max()) * (30 * 50) ** 0.5 / float(weight.double().norm())
-    assert weight_incoherence(weight) == pytest.approx(wanted, rel=1e-5)
-    assert weight_incoherence(torch.full((3, 4), -2.0)) == pytest.approx(1.0)
-    single = torch.zeros(3, 4)
-    single[1, 2] = 5.0
-    assert weight_incoherence(single) == pytest.approx(12**0.5)
-    assert weight_incoherence(torch.zeros(3, 4)) == 1.0
-
-
 def test_scores_reduce_over_the_stated_tensors() -> None:
     model, ids = tiny_model("llama"), some_ids(40)
     tensors = tensors_of(model, ids)
@@ -253,5 +242,6 @@ def test_scores_reduce_over_the_stated_tensors() -> None:
     assert observer.latest()["avg_kurtosis"] == pytest.approx(np.mean(kurtosis), rel=1e-6)
     assert set(scores) | {"avg_kurtosis", "avg_kurtosis_published"} == set(METRICS)
     weights = [model.module.get_submodule(site.path).weight for site in model.layout.linears]
-    assert scores["incoherence_weight"] == pytest.approx(np.mean([weight_incoherence(w) for w in weights]), rel=1e-6)
+    each = [float(w.abs().max() / w.double().square().mean().sqrt()) for w in weights]
+    assert scores["incoherence_weight"] == pytest.approx(np.mean(each), rel=1e-6)
     assert len(details["tensors"]) == len(observer.statistics)

@@ -4,38 +4,18 @@ Powers are products of the centred value: `pow(3)` and `pow(4)` call the mathema
 a quarter of the matrix product that the tensor feeds.
 """
 
-import inspect
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float32
 from torch import Tensor
 
-# reordering sums lets them use vector registers; infinities and NaN keep their meaning (so no full fastmath)
-_REORDER = {"reassoc", "contract", "nsz"}
+from quant_bench.numerics.compiled import compiled
 
-
-def _compiled(*, reorder: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a loop at its first call and keep the machine code on disk.
-
-    Shape checks of the test run wrap every function of the package; the compiler needs what they wrap.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        plain = inspect.unwrap(function)
-        options: dict[str, Any] = {"fastmath": _REORDER if reorder else False, "nogil": True}
-        try:
-            compiled: Callable[..., Any] = numba.njit(cache=True, **options)(plain)
-        except RuntimeError:
-            # neither the installation nor the user's cache folder can be written: compile in every process
-            compiled = numba.njit(**options)(plain)
-        return compiled
-
-    return decorate
+Values = Float[Tensor, "token width"] | Float32[np.ndarray, "token width"]
 
 
 @dataclass(frozen=True)
@@ -94,134 +74,180 @@ class Moments:
         return self.m4 / max(self.count, 1) / (variance * variance + 1e-6)
 
 
+class Channels:
+    """Largest absolute entry and sum of squares of each channel, over all tokens taken in.
+
+    Attributes:
+        absmax: float32, one a channel.
+        squares: float64, one a channel.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.absmax = np.zeros(width, np.float32)
+        self.squares = np.zeros(width)
+
+
+_NO_CHANNELS = Channels(0)
+
+
 class Measured(NamedTuple):
     """What one pass over a tensor (token, width) finds; arrays lie on the CPU.
 
     Attributes:
-        moments: of all entries together.
-        token_kurtosis: mean over tokens of the kurtosis of a token's entries.
-        token_absmax: largest absolute entry of each token.
-        token_squares: sum of squares of each token.
-        channel_absmax: largest absolute entry of each channel.
-        channel_squares: sum of squares of each channel.
-        finite: whether every entry is finite; if not, nothing else here means anything.
+        moments: of all entries together; empty when not asked for.
+        token_kurtosis: mean over tokens of the kurtosis of a token's entries; 1 when not asked for.
+        absmax: largest absolute entry of each token.
+        squares: sum of squares of each token.
+        largest: largest absolute entry; not finite if any entry is not, and then nothing else here means anything.
     """
 
     moments: Moments
     token_kurtosis: float
-    token_absmax: np.ndarray
-    token_squares: np.ndarray
-    channel_absmax: np.ndarray
-    channel_squares: np.ndarray
-    finite: bool
+    absmax: np.ndarray
+    squares: np.ndarray
+    largest: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether every entry is finite."""
+        return math.isfinite(self.largest)
 
 
-def measure(values: Float[Tensor, "token width"]) -> Measured:
+def measure(values: Values, *, moments: bool = True, channels: Channels | None = None) -> Measured:
     """Moments, maxima and sums of squares of a tensor in one pass.
 
     Each token is centred on its own mean while it lies in the nearest cache, then tokens are combined, so no large
     mean or single outlier can cancel digits. Float32 on the CPU takes a compiled loop, other devices torch; half
     precision on the CPU is widened first.
+
+    Args:
+        values: activations; an array must be contiguous (see `host`).
+        moments: whether moments and token kurtosis are wanted.
+        channels: what each channel's maxima and squares are added to, if they are wanted.
     """
-    if values.device.type == "cpu":
-        rows, absmax, channel_absmax, channel_squares = _measure_cpu(values.float().contiguous())
+    tokens, width = values.shape
+    if isinstance(values, Tensor) and values.device.type != "cpu":
+        rows, absmax, largest = _measure_torch(values, channels)
     else:
-        rows, absmax, channel_absmax, channel_squares = _measure_torch(values)
-    width = values.shape[1]
-    finite = bool(np.isfinite(absmax).all())
-    mean, m2, m3, m4, tokens_kurtosis = _combine(rows, width) if finite and len(rows) else (0.0,) * 5
-    moments = Moments(rows.shape[0] * width, mean, m2, m3, m4)
-    squares = rows[:, 1] + width * rows[:, 0] * rows[:, 0]
-    return Measured(moments, tokens_kurtosis, absmax, squares, channel_absmax, channel_squares, finite)
+        array = host(values) if isinstance(values, Tensor) else values
+        rows, absmax, largest = _measure_cpu(array, moments, channels)
+    if not (moments and tokens and math.isfinite(largest)):
+        return Measured(Moments(), 1.0, absmax, rows[4], largest)
+    mean, m2, m3, m4, token_kurtosis = _combine(rows, width)
+    return Measured(Moments(tokens * width, mean, m2, m3, m4), token_kurtosis, absmax, rows[4], largest)
 
 
-def count_beyond(
-    values: Float[Tensor, "token width"], absmax: np.ndarray, centre: float, radius: float, *, inclusive: bool = False
-) -> int:
+def host(values: Float[Tensor, "token width"]) -> np.ndarray:
+    """Entries as a contiguous float32 array; no copy of what is that already."""
+    if values.dtype != torch.float32 or values.device.type != "cpu" or not values.is_contiguous():
+        values = values.float().cpu().contiguous()
+    array: np.ndarray = values.detach().numpy()
+    return array
+
+
+def count_beyond(values: Values, absmax: np.ndarray, centre: float, radius: float, *, inclusive: bool = False) -> int:
     """Number of entries with abs(x - centre) above `radius` (or equal to it, with `inclusive`).
 
     Exact, and cheap where such entries are rare: tokens whose largest absolute entry `absmax` rules them out are not
     read.
     """
-    candidates = np.flatnonzero(absmax >= radius - abs(centre))
-    if not len(candidates):
-        return 0
-    if values.device.type == "cpu":
-        return int(_count(values.float().contiguous().numpy(), candidates, centre, radius, inclusive))
-    distance = (values[torch.from_numpy(candidates).to(values.device)].double() - centre).abs()
-    return int(((distance >= radius) if inclusive else (distance > radius)).sum())
+    # distances are float64, so at least the radius is the same as above the number just below it
+    limit = math.nextafter(radius, -math.inf) if inclusive else radius
+    if not isinstance(values, Tensor) or values.device.type == "cpu":
+        return int(_count(host(values) if isinstance(values, Tensor) else values, absmax, centre, limit))
+    candidates = torch.from_numpy(np.flatnonzero(absmax >= radius - abs(centre))).to(values.device)
+    distance = (values[candidates].double() - centre).abs()
+    return int((distance > limit).sum())
 
 
-def _measure_cpu(values: Float32[Tensor, "token width"]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    array = values.detach().numpy()
-    tokens, width = array.shape
-    rows, top = np.empty((tokens, 4)), np.zeros(tokens, np.int32)
-    channel_top, channel_squares = np.zeros(width, np.int32), np.zeros(width)
-    _sweep(array, array.view(np.int32), rows, top, channel_top, channel_squares)
-    return rows, top.view(np.float32), channel_top.view(np.float32), channel_squares
+def _measure_cpu(array: np.ndarray, moments: bool, channels: Channels | None) -> tuple[np.ndarray, np.ndarray, float]:
+    rows, absmax = np.empty((5, array.shape[0])), np.empty(array.shape[0], np.float32)
+    kept = channels or _NO_CHANNELS
+    bits = (array.view(np.int32), absmax.view(np.int32), kept.absmax.view(np.int32))
+    largest = _sweep(array, *bits, rows, kept.squares, moments, channels is not None)
+    return rows, absmax, float(np.int32(largest).view(np.float32))
 
 
-def _measure_torch(values: Float[Tensor, "token width"]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _measure_torch(
+    values: Float[Tensor, "token width"], channels: Channels | None
+) -> tuple[np.ndarray, np.ndarray, float]:
     wide = values.detach().double()
     absolute = values.detach().abs().float()
     mean = wide.mean(1, keepdim=True)
     centred = wide - mean
-    square = centred * centred
-    sums = [mean[:, 0], square.sum(1), (square * centred).sum(1), (square * square).sum(1)]
-    rows: Float64[Tensor, "token four"] = torch.stack(sums, 1)
-    parts = (rows, absolute.amax(1), absolute.amax(0), (wide * wide).sum(0))
-    copied = [part.cpu().numpy() for part in parts]
-    return copied[0], copied[1], copied[2], copied[3]
+    square, own = centred * centred, wide * wide
+    sums = [mean[:, 0], square.sum(1), (square * centred).sum(1), (square * square).sum(1), own.sum(1)]
+    if channels is not None:
+        channels.absmax = np.maximum(channels.absmax, absolute.amax(0).cpu().numpy())
+        channels.squares += own.sum(0).cpu().numpy()
+    absmax = absolute.amax(1).cpu().numpy()
+    return torch.stack(sums).cpu().numpy(), absmax, float(absmax.max(initial=0.0))
 
 
-@_compiled(reorder=True)
+@compiled(reorder=True)
 def _sweep(
     values: np.ndarray,
     bits: np.ndarray,
-    rows: np.ndarray,
     top: np.ndarray,
     channel_top: np.ndarray,
+    rows: np.ndarray,
     channel_squares: np.ndarray,
-) -> None:
-    """Fill per-token moments and maxima, and per-channel maxima and squares.
+    moments: bool,
+    channels: bool,
+) -> int:
+    """Fill each token's mean, m2, m3, m4 and squares, and its maximum; add to the channels' maxima and squares.
 
-    Absolute values are compared as the bits of the float without its sign: the order is the same, integer maxima use
-    vector registers, and NaN ends up above infinity instead of getting lost.
+    Returns the bits of the largest absolute entry. Absolute values are compared as the bits of the float without its
+    sign: the order is the same, integer maxima use vector registers, and NaN ends up above infinity instead of getting
+    lost.
     """
     tokens, width = values.shape
+    overall = np.int32(0)
     for token in range(tokens):
-        total = 0.0
+        total = squares = 0.0
         largest = np.int32(0)
-        for channel in range(width):
-            value = np.float64(values[token, channel])
-            absolute = bits[token, channel] & np.int32(0x7FFFFFFF)
-            total += value
-            largest = max(largest, absolute)
-            channel_top[channel] = max(channel_top[channel], absolute)
-            channel_squares[channel] += value * value
-        mean = total / width
-        m2 = m3 = m4 = 0.0
-        for channel in range(width):
-            centred = values[token, channel] - mean
-            square = centred * centred
-            m2 += square
-            m3 += square * centred
-            m4 += square * square
-        rows[token, 0], rows[token, 1], rows[token, 2], rows[token, 3] = mean, m2, m3, m4
+        if channels:
+            for channel in range(width):
+                value = np.float64(values[token, channel])
+                absolute = bits[token, channel] & np.int32(0x7FFFFFFF)
+                total += value
+                squares += value * value
+                largest = max(largest, absolute)
+                channel_top[channel] = max(channel_top[channel], absolute)
+                channel_squares[channel] += value * value
+        else:
+            for channel in range(width):
+                value = np.float64(values[token, channel])
+                total += value
+                squares += value * value
+                largest = max(largest, bits[token, channel] & np.int32(0x7FFFFFFF))
         top[token] = largest
+        overall = max(overall, largest)
+        if moments:
+            mean = total / width
+            m2 = m3 = m4 = 0.0
+            for channel in range(width):
+                centred = values[token, channel] - mean
+                square = centred * centred
+                m2 += square
+                m3 += square * centred
+                m4 += square * square
+            rows[0, token], rows[1, token], rows[2, token], rows[3, token] = mean, m2, m3, m4
+        rows[4, token] = squares
+    return int(overall)
 
 
-@_compiled()
+@compiled()
 def _combine(rows: np.ndarray, width: int) -> tuple[float, float, float, float, float]:
     """Mean, m2, m3, m4 of all tokens together (Pébay's shift of centres), and the mean kurtosis of a token."""
-    tokens = rows.shape[0]
+    tokens = rows.shape[1]
     mean = 0.0
     for token in range(tokens):
-        mean += rows[token, 0]
+        mean += rows[0, token]
     mean /= tokens
     m2 = m3 = m4 = kurtosis = 0.0
     for token in range(tokens):
-        shift, r2, r3, r4 = rows[token, 0] - mean, rows[token, 1], rows[token, 2], rows[token, 3]
+        shift, r2, r3, r4 = rows[0, token] - mean, rows[1, token], rows[2, token], rows[3, token]
         square = shift * shift
         m2 += r2 + width * square
         m3 += r3 + 3.0 * shift * r2 + width * square * shift
@@ -230,11 +256,15 @@ def _combine(rows: np.ndarray, width: int) -> tuple[float, float, float, float, 
     return mean, m2, m3, m4, kurtosis / tokens
 
 
-@_compiled()
-def _count(values: np.ndarray, candidates: np.ndarray, centre: float, radius: float, inclusive: bool) -> int:
+@compiled()
+def _count(values: np.ndarray, absmax: np.ndarray, centre: float, limit: float) -> int:
     found = 0
-    for token in candidates:
-        for channel in range(values.shape[1]):
-            distance = abs(values[token, channel] - centre)
-            found += distance > radius or (inclusive and distance == radius)
+    for token in range(values.shape[0]):
+        if absmax[token] + abs(centre) < limit:
+            continue
+        row = values[token]
+        here = 0
+        for channel in range(row.shape[0]):
+            here += 1 if abs(row[channel] - centre) > limit else 0
+        found += here
     return found
