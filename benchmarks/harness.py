@@ -4,7 +4,8 @@
 
 Time is CPU time of the process, so that other programs on the machine count little; every ratio is the median of the
 rounds' ratios, in which the two take turns at going first. `hf` runs with each batch size asked for and its best one
-counts. Scores are compared as well: a faster wrong answer is no gain.
+counts. Scores are compared as well: a faster wrong answer is no gain. Our side runs as `quant-bench run` runs it, with
+packed float32 linears; `--plain-linears` leaves that part of the gain out.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from transformers import AutoModelForCausalLM
 from quant_bench.data import DataSource
 from quant_bench.harness import HarnessLM
 from quant_bench.lm_eval_task import prepare
+from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.lowbit.memory import tune_allocator
 from quant_bench.model import LanguageModel
 from quant_bench.models import load_model
@@ -104,6 +106,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--hf-batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--plain-linears", action="store_true", help="do not pack float linears as the engine does")
     parser.add_argument("--tasks", nargs="+", default=list(WANTED), choices=list(WANTED))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -114,8 +117,12 @@ def main() -> int:
         batch: HFLM(pretrained=plain_copy(model), tokenizer=model.tokenizer, batch_size=batch)
         for batch in options.hf_batch
     }
+    packed = [] if options.plain_linears else pack_float_linears_(model.module)
     load = os.getloadavg()[0]
-    print(f"{options.model}, float32, {options.threads} threads, load {load:.1f}, torch {torch.__version__}")
+    print(
+        f"{options.model}, float32, {options.threads} threads, load {load:.1f}, torch {torch.__version__}, "
+        f"{len(packed)} of our linears packed"
+    )
     reached = [
         compare(task, model, references, requests_of(task, data, options.items), options.rounds) >= WANTED[task]
         for task in options.tasks

@@ -23,7 +23,7 @@ from torch import nn
 from quant_bench.lowbit.activation import ActivationRule
 from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.lowbit.floats import PackedLinear, packing_works
-from quant_bench.lowbit.kernels import int_mm
+from quant_bench.lowbit.kernels import int_mm, kernel_report
 from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.lowbit.memory import tune_allocator
 from quant_bench.lowbit.threads import compiled, shared
@@ -180,9 +180,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     print(f"threads {torch.get_num_threads()}, clock {'thread CPU time' if arguments.threads == 1 else 'wall time'}")
-    print(
-        f"load {os.getloadavg()}, rounds {arguments.rounds}, allocator tuned {tune_allocator()}, torch {torch.__version__}"
-    )
+    print(f"load {os.getloadavg()}, rounds {max(5, arguments.rounds)}, torch {torch.__version__}")
+    print(f"allocator tuned {tune_allocator()}, kernel {kernel_report()}")
     top = peak()
     if top:
         print(f"peak of the dot-product instruction: {top / 1e9:.0f}e9 operations a second")
