@@ -109,6 +109,16 @@ def parity(model: LanguageModel, context: Context, wanted: TextWindows) -> Evalu
     """
     layers = integer_layers(model)
     windows, origin = wanted.cut(model, context)
+    try:
+        found = _run(model, layers, windows, context)
+    finally:
+        for layer in layers.values():
+            # operands that a layer derived from its codes for the other executions go when it is moved
+            layer.to(layer.weight.scale.device)
+    return _evaluation(found, windows, wanted, origin)
+
+
+def _run(model: LanguageModel, layers: dict[str, QuantLinear], windows: Windows, context: Context) -> _Found:
     found = _Found({path: LayerParity(_kernel(layer)) for path, layer in layers.items()})
     for index in range(len(windows.spans)):
         hidden: dict[str, Tensor] = {}
@@ -119,7 +129,7 @@ def parity(model: LanguageModel, context: Context, wanted: TextWindows) -> Evalu
                 hidden[execution] = final_hidden(model, windows.ids(index))[0]
         found.rows.append(_compare(model, windows, index, hidden, found))
         context.progress("parity", index + 1, len(windows.spans))
-    return _evaluation(found, windows, wanted, origin)
+    return found
 
 
 def _kernel(layer: QuantLinear) -> str:

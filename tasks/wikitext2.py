@@ -35,8 +35,8 @@ class Wikitext2(Task):
 
     def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:
         if self.convention == "p4":
-            if (self.stride, self.prefix) != (None, "default"):
-                raise SpecError("convention=p4 is lm-eval's: it has no stride and no prefix to choose")
+            if (self.seq_length, self.stride, self.prefix) != (None, None, "default"):
+                raise SpecError("convention=p4 is lm-eval's: it has no seq_length, stride or prefix to choose")
             # lm-eval takes seconds to import, and only this convention needs it
             from quant_bench.lm_eval_task import run_lm_eval_task
 
