@@ -91,13 +91,14 @@ def executing(layers: dict[str, QuantLinear], execution: Execution) -> Iterator[
 def parity(model: LanguageModel, context: Context, wanted: TextWindows) -> Evaluation:
     """Compare the executions of a quantized model over windows of a text.
 
-    - Accumulators: every integer layer's int32 accumulators, made by the kernel it runs on the whole window, against
-      int64 arithmetic on the same codes, bit for bit, at up to 64 evenly spread tokens of each window (every token
-      where a dynamic range belongs to the whole tensor: then these tokens are their own tensor).
+    - Accumulators: every integer layer's int32 accumulators against int64 arithmetic on the same codes, bit for bit, at
+      up to 64 evenly spread tokens of each window. The kernel runs on the whole window, as in a forward pass; where a
+      dynamic range belongs to the whole tensor it runs on these tokens alone, which then are their own tensor.
     - Layers: outputs of `simulated` and `integer` on the same input, `torch.equal`, every token and row. One layer at
-      a time, so memory is that of one layer's output.
-    - End to end: final hidden states and logits of two whole forward passes, `torch.equal`; where they differ, the
-      first layer, window and position.
+      a time, so no more than one layer's outputs are held; operands that layers derive from their codes for the other
+      executions stay until the end.
+    - End to end: final hidden states of two whole forward passes, and the logits at the scored positions (all but a
+      window's last), `torch.equal`; where they differ, the first layer, window and position.
     - `classic` against `integer`: nats, perplexity and most probable tokens.
 
     Source: Jacob et al. 2018, section 2, https://arxiv.org/abs/1712.05877 (integer arithmetic that a simulation must
