@@ -218,7 +218,7 @@ def first_tensor(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 def static_ranges(
     model: LanguageModel,
-    batches: Iterable[Int[Tensor, "batch seq"]],
+    batches: Iterable[Int[Tensor, "_batch _seq"]],
     rule: RangeRule,
     *,
     inputs: Iterable[str] = (),

@@ -76,6 +76,8 @@ class Coverage:
         mac_share: share of the multiply-accumulates of one token's forward pass (attention products at the model's
             full context not counted) that run on quantized operands, from 0 to 1.
         notes: further statements (`attention products are simulated: …`).
+        weight_bytes: storage of the quantized matrices: codes (two a byte at 4 bits and below), scales, zero points.
+        float_bytes: the same matrices in float32.
     """
 
     quantized: dict[str, str] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class Coverage:
     tied: dict[str, str] = field(default_factory=dict)
     mac_share: float = 0.0
     notes: tuple[str, ...] = ()
+    weight_bytes: int = 0
+    float_bytes: int = 0
 
 
 @dataclass

@@ -26,7 +26,7 @@ class Calibration:
         wanted: how many were asked for.
     """
 
-    batches: Sequence[Int[Tensor, "batch seq"]] = field(default_factory=tuple)
+    batches: Sequence[Int[Tensor, "_batch _seq"]] = field(default_factory=tuple)
     sha256: str | None = None
     description: str = "none"
     usable: int = 0

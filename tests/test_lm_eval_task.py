@@ -202,7 +202,8 @@ def test_the_probe_is_offered_each_document(model: LanguageModel, tmp_path: Path
     assert compare.frame()["kl"].max() < 1e-6
 
 
-def test_missing_data_block_the_task_and_are_named(model: LanguageModel) -> None:
+def test_missing_data_block_the_task_and_are_named(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUANT_BENCH_DATA", raising=False)
     nothing = DataSource(allow_hub=False)
     for name, wanted in (("lambada_openai", "lambada_test.jsonl"), ("arc_easy", "allenai/ai2_arc")):
         with pytest.raises(Blocked, match=wanted):

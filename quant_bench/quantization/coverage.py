@@ -11,6 +11,8 @@ from quant_bench.errors import QuantizationError
 from quant_bench.model import Coverage, LanguageModel
 from quant_bench.quantization.linears import weight_of
 
+# bytes of a float32, which the storage of codes is compared with
+FLOAT_BYTES = 4
 # a module of an arm that must stay in float carries its reason under this name
 FLOAT_BECAUSE = "float_because"
 
@@ -27,13 +29,15 @@ def coverage_of(model: LanguageModel, notes: tuple[str, ...] = ()) -> Coverage:
     """
     quantized: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    products = covered = 0
+    products = covered = stored = dense = 0
     for path, module in model.module.named_modules():
         describe: Callable[[], str] | None = getattr(module, "describe", None)
         if describe is not None:
             size = _size(module)
             quantized[path] = describe()
             products, covered = products + size, covered + size
+            stored += getattr(getattr(module, "weight", None), "nbytes", 0)
+            dense += size * FLOAT_BYTES
         elif isinstance(module, nn.Linear | Conv1D):
             skipped[path] = _reason(model, path, module)
             products += _size(module)
@@ -48,6 +52,8 @@ def coverage_of(model: LanguageModel, notes: tuple[str, ...] = ()) -> Coverage:
         tied=_tied(model),
         mac_share=covered / products if products else 0.0,
         notes=notes,
+        weight_bytes=stored,
+        float_bytes=dense,
     )
 
 
