@@ -21,7 +21,7 @@ from quant_bench.data import DataSource
 from quant_bench.environment import PeakMemory
 from quant_bench.errors import Blocked, NotApplicable, RecordError
 from quant_bench.lowbit.floats import pack_float_linears_
-from quant_bench.lowbit.memory import tune_allocator
+from quant_bench.lowbit.memory import release_memory, tune_allocator
 from quant_bench.model import LanguageModel, ModelIdentity
 from quant_bench.plan import (
     PlannedCell,
@@ -161,6 +161,7 @@ def _run_group(run: _Run, group: list[PlannedCell], identity: ModelIdentity) -> 
         planned.task.prepare(model, _context(run, planned, Probe.off(), pass_memo))
     for planned in group:
         run.progressor.cell(f"{planned.cell.quantizer}: {planned.cell.task}")
+        release_memory()
         run.memory.reset()
         started = time.perf_counter()
         try:
