@@ -251,9 +251,9 @@ def _evaluation(found: _Found, windows: Windows, wanted: TextWindows, origin: st
         data_sha256=windows.stream.sha256,
         convention=f"{wanted.text} {windows.label}",
         plain=[
-            Plain(WRONG, float(sum(layer.wrong for layer in layers.values())), checked),
-            Plain(CHECKED, float(checked), len(layers)),
-            Plain(LINEARS_EQUAL, equal, len(layers)),
+            Plain(WRONG, float(sum(layer.wrong for layer in layers.values())), len(frame)),
+            Plain(CHECKED, float(checked), len(frame)),
+            Plain(LINEARS_EQUAL, equal, len(frame)),
             Plain(CLASSIC_PERPLEXITY, perplexity["classic"] - perplexity["integer"], len(frame)),
         ],
         details={

@@ -19,7 +19,7 @@ LEGEND: Final = (
     "items with its 95 % interval.",
     "# is the rank by the table's first metric that is a mean of items and has a better direction. Tables of other "
     "conventions, item counts, weights or versions are never ranked together. An overview stands in the order of the "
-    "mean of these ranks.",
+    "mean of these ranks, behind the float model.",
     f"{UNINFORMATIVE} uninformative: the float model is at chance, so nothing is ranked.",
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
     f"{UNRANKED} not ranked: measured by an older version of the plugin, or over another number of items.",
@@ -193,33 +193,39 @@ def _marked(score: Row) -> str:
 
 
 def _overview(groups: list[list[Row]]) -> Table:
-    """The metric that ranks each group, side by side; each column has its own convention and item count."""
+    """The metric that ranks each group, side by side, and its difference to float; the float model comes first.
+
+    Each column has its own convention and item count.
+    """
     footnotes = _Footnotes()
     several = _several(row for group in groups for row in group)
     headings = ["quantizer", "execution", *several]
     shown: dict[tuple[Any, ...], Row] = {}
-    columns: list[dict[tuple[Any, ...], tuple[str, float | None]]] = []
+    columns: list[dict[tuple[Any, ...], tuple[Entry, float | None]]] = []
     for group in groups:
         metric = _headline(group) or next((row["metric"] for row in _scored(group)), None)
         headings.append(f"{group[0]['task'].partition('(')[0]}: {metric or 'state'} {footnotes.mark(_title(group))}")
-        column: dict[tuple[Any, ...], tuple[str, float | None]] = {}
+        column: dict[tuple[Any, ...], tuple[Entry, float | None]] = {}
         for key, scores in _cells(group).items():
             first = scores[0]
             shown.setdefault(key, first)
             asked = next((row for row in scores if row["metric"] == metric), None)
             if first["state"] != "measured":
-                column[key] = _state(first, footnotes), None
+                column[key] = Entry((_state(first, footnotes),)), None
             elif asked is not None:
-                column[key] = _marked(asked), asked["rank"]
+                lines = _entry(asked).lines
+                # the interval of the value itself stands in the group's own table
+                column[key] = Entry((lines[0], *(line for line in lines if line.startswith("Δ")))), asked["rank"]
         columns.append(column)
 
     def place(key: tuple[Any, ...]) -> tuple[Any, ...]:
         ranks = [rank for column in columns if key in column and (rank := column[key][1]) is not None]
         mean = sum(ranks) / len(ranks) if ranks else float("inf")
-        return -len(ranks), mean, shown[key]["execution"] != "float", shown[key]["label"], *key
+        return shown[key]["execution"] != "float", -len(ranks), mean, shown[key]["label"], *key
 
     rows = []
     for key in sorted(shown, key=place):
         lead = [shown[key]["label"], shown[key]["execution"], *(str(shown[key][name]) for name in several)]
-        rows.append(tuple(Entry((text,)) for text in [*lead, *(column.get(key, ("–", None))[0] for column in columns)]))
+        found = (column.get(key, (Entry(("–",)), None))[0] for column in columns)
+        rows.append((*(Entry((text,)) for text in lead), *found))
     return Table("Overview", tuple(headings), tuple(rows), tuple(footnotes.texts), 2 + len(several))
