@@ -58,7 +58,7 @@ def test_samples_come_back_as_they_were_written_and_never_by_halves(tmp_path: Pa
     assert found is not None
     assert found.data_sha256 == "digest"
     assert found.frame.equals(frame)
-    with pytest.raises(Exception, match="parquet|Arrow|convert|object"):
+    with pytest.raises(Exception, match=r"parquet|Arrow|convert|object"):
         store.write("key", Samples(pd.DataFrame({"item": [object()]}), "other"))
     again = store.read("key")
     assert again is not None
