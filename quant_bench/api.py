@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from quant_bench.model import LanguageModel
-    from quant_bench.run import Outcome
+    from quant_bench.runner import Outcome
     from quant_bench.score import Score
 
 
@@ -27,13 +27,13 @@ def run(
         quantizers: specs or scheme shorthands such as `w8a8` and `w4a4g128-integer`.
         tasks: specs such as `wikitext2` and `hellaswag(limit=100)`; none for the default ones.
         results: folder of the records.
-        options: the other fields of `quant_bench.run.RunOptions`.
+        options: the other fields of `quant_bench.runner.RunOptions`.
 
     Returns:
         One outcome a cell, with its record.
     """
     from quant_bench.plan import DEFAULT_TASKS, RunOptions
-    from quant_bench.run import run_cells
+    from quant_bench.runner import run_cells
 
     chosen = tuple(tasks) or DEFAULT_TASKS
     return run_cells(RunOptions(model, quantizers=tuple(quantizers), tasks=chosen, results=Path(results), **options))

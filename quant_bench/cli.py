@@ -15,7 +15,7 @@ from quant_bench.record import Store
 from quant_bench.report.text import number, visible
 
 if TYPE_CHECKING:
-    from quant_bench.run import Outcome
+    from quant_bench.runner import Outcome
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 RESULTS = click.Path(file_okay=False, path_type=Path)
@@ -108,7 +108,7 @@ def run(plugins: tuple[Path, ...], tasks: tuple[str, ...], **options: Any) -> No
     """
     _use_plugins(plugins)
     # torch comes with these, and the other commands are at hand without it
-    from quant_bench.run import RunOptions, run_cells
+    from quant_bench.runner import RunOptions, run_cells
 
     if tasks:
         options["tasks"] = tasks
@@ -204,7 +204,7 @@ def verify(folder: Path) -> None:
 def demo(data: Path | None, results: Path) -> None:
     """Run the main job on a real model, SmolLM2-135M, in minutes on two cores, and show the leaderboard."""
     from quant_bench.demo import demo_options
-    from quant_bench.run import run_cells
+    from quant_bench.runner import run_cells
 
     options, text = demo_options(data, results)
     click.echo(f"Text: {visible(text)}", err=True)

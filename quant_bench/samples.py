@@ -30,7 +30,7 @@ class Samples:
 
 
 class SampleStore:
-    """Samples under `<cache>/samples`. What a key does not name cannot change an answer: see `run.sample_key`."""
+    """Samples under `<cache>/samples`. What a key does not name cannot change an answer: see `plan.sample_key`."""
 
     def __init__(self, cache: Path) -> None:
         self.folder = cache / "samples"

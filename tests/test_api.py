@@ -15,8 +15,12 @@ from quant_bench.tiny import tiny_model
 
 def test_the_public_surface_is_this_list() -> None:
     assert quant_bench.__all__ == ["LanguageModel", "evaluate", "leaderboard", "load_model", "quantize", "run"]
+    package = Path(quant_bench.__file__).parent
     for name in quant_bench.__all__:
         assert callable(getattr(quant_bench, name))
+        # importing a module of that name would put it in the function's place
+        assert not (package / f"{name}.py").exists()
+        assert not (package / name).exists()
     with pytest.raises(AttributeError, match="nonsense"):
         _ = quant_bench.nonsense  # type: ignore[attr-defined]
 

@@ -12,12 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-import quant_bench.run
+import quant_bench.runner
 from quant_bench import report
 from quant_bench.cli import main
 from quant_bench.errors import ModelError, QuantBenchError, RecordError, SpecError
 from quant_bench.record import Cell, Record
-from quant_bench.run import Outcome, RunOptions
+from quant_bench.runner import Outcome, RunOptions
 from quant_bench.score import Metric, Score
 
 DIGEST = "a" * 64
@@ -60,7 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunOptions]]:
                 show(outcomes[-1])
             return outcomes
 
-        monkeypatch.setattr(quant_bench.run, "run_cells", run_cells)
+        monkeypatch.setattr(quant_bench.runner, "run_cells", run_cells)
         return found
 
     return prepare

@@ -21,7 +21,7 @@ ROWS = (
     {"calibrate", "lowbit", "report", "decoding", "texts", "tiny"},
     {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble"},
-    {"parity", "run"},
+    {"parity", "runner"},
     {"api"},
     {"cli"},
     {"__main__"},
@@ -41,7 +41,7 @@ NOT_FOR_PLUGINS = {
     "samples",
     "environment",
     "assemble",
-    "run",
+    "runner",
     "api",
     "cli",
 }

@@ -19,7 +19,7 @@ from quant_bench.errors import RecordError, UnknownPlugin
 from quant_bench.identity import ModelIdentity
 from quant_bench.plan import planned_cells, sample_key
 from quant_bench.record import Record
-from quant_bench.run import Outcome, RunOptions, run_cells
+from quant_bench.runner import Outcome, RunOptions, run_cells
 
 TASKS = ("python_docs(limit=3,seq_length=32)", "outliers(limit=3,seq_length=32,text=python_docs)")
 
