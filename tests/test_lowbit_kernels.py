@@ -52,6 +52,22 @@ def test_fallbacks_equal_int64_at_full_range(name, tokens, columns, rows):
         assert torch.equal(product(left, right).long(), kernels.int64_product(left, right))
 
 
+def test_self_test_finds_a_product_that_is_wrong_for_one_column_only():
+    def careless(a, w):
+        return kernels.float64_product(a, w) + int(a.shape[1] == 1)
+
+    assert kernels.self_test(careless, torch.device("cpu")) == "wrong by up to 1"
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 2, 65])
+def test_torch_s_own_product_is_right_for_a_column_or_two(rows, columns):
+    # few columns stay exact without VNNI too while the weights are small
+    a = torch.randint(-128, 128, (7, columns), dtype=torch.int8)
+    w = torch.randint(-60, 61, (rows, columns), dtype=torch.int8)
+    assert torch.equal(kernels.int_mm(a, w).long(), kernels.int64_product(a, w))
+
+
 def test_padding_meets_the_limits_of_cuda(monkeypatch):
     seen = []
 
