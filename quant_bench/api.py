@@ -61,7 +61,7 @@ def quantize(
     calibration = Calibration()
     if chosen.calibration_sequences:
         text = DataSource(None if data is None else Path(data)).calibration_text()
-        calibration = calibrate.token_batches(model.tokenizer, text, sequences=chosen.calibration_sequences, seed=seed)
+        calibration = calibrate.batches_for(model, text, sequences=chosen.calibration_sequences, seed=seed)
     return chosen.quantize(model, calibration)
 
 

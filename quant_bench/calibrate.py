@@ -18,6 +18,8 @@ from quant_bench.model import LanguageModel
 from quant_bench.numerics.tails import Range, Tails
 from quant_bench.quantizer import Calibration
 
+# tokens a calibration sequence in the outlier papers' protocol
+SEQ_LENGTH = 512
 # one sequence is cut out of this much more text than it needs on average, so that few cuts come out too short
 _SPARE = 1.25
 _SAMPLE_CHARACTERS = 1 << 16
@@ -45,7 +47,7 @@ def token_batches(
     text: CalibrationText,
     *,
     sequences: int = 32,
-    seq_length: int = 512,
+    seq_length: int = SEQ_LENGTH,
     seed: int = 0,
     batch_size: int = 8,
 ) -> Calibration:
@@ -95,6 +97,12 @@ def token_batches(
         usable=len(chosen),
         wanted=sequences,
     )
+
+
+def batches_for(model: LanguageModel, text: CalibrationText, *, sequences: int, seed: int) -> Calibration:
+    """The protocol's sequences of 512 tokens, or of the model's context where that is shorter; see `token_batches`."""
+    length = min(SEQ_LENGTH, model.max_length)
+    return token_batches(model.tokenizer, text, sequences=sequences, seq_length=length, seed=seed)
 
 
 def _whole_words(text: str, start: int, stop: int) -> str:

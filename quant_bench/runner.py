@@ -149,7 +149,7 @@ def _run_group(run: _Run, group: list[PlannedCell], identity: ModelIdentity) -> 
     started = time.perf_counter()
     try:
         model = models.load_model(run.options.model, _load_options(run.options, run.cache))
-        calibration = _calibration(run, first, model.tokenizer)
+        calibration = _calibration(run, first, model)
         model = _quantized(first, model, calibration)
     except Exception as error:
         for planned in group:
@@ -176,7 +176,7 @@ def _run_group(run: _Run, group: list[PlannedCell], identity: ModelIdentity) -> 
         _write(run, planned, record.with_cost(time.perf_counter() - started, run.memory.bytes(), prepare_took))
 
 
-def _calibration(run: _Run, planned: PlannedCell, tokenizer: Any) -> Calibration:
+def _calibration(run: _Run, planned: PlannedCell, model: LanguageModel) -> Calibration:
     """The calibration that the quantizer asks for, the same for all quantizers of a model that ask for as much."""
     wanted = planned.quantizer.calibration_sequences
     if wanted == 0:
@@ -184,7 +184,7 @@ def _calibration(run: _Run, planned: PlannedCell, tokenizer: Any) -> Calibration
     key = ("calibration", wanted, planned.cell.seed)
     if key not in run.model_memo:
         text = run.data.calibration_text()
-        run.model_memo[key] = calibrate.token_batches(tokenizer, text, sequences=wanted, seed=planned.cell.seed)
+        run.model_memo[key] = calibrate.batches_for(model, text, sequences=wanted, seed=planned.cell.seed)
     calibration: Calibration = run.model_memo[key]
     return calibration
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quant_bench.attention import sdpa
-from quant_bench.calibrate import RangeRule, static_ranges, token_batches
+from quant_bench.calibrate import RangeRule, batches_for, static_ranges, token_batches
 from quant_bench.errors import DataError, QuantizationError
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.tails import Range, Tails, largest, smallest
@@ -50,6 +50,15 @@ def test_batches_hold_whole_sequences_of_the_text() -> None:
     ]
     ordered = sorted(places)
     assert all(later - earlier >= 32 for earlier, later in itertools.pairwise(ordered))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+def test_sequences_are_no_longer_than_the_model_s_context(family: str) -> None:
+    model = tiny_model(family)
+    calibration = batches_for(model, _text(20_000), sequences=8, seed=0)
+    assert [tuple(batch.shape) for batch in calibration.batches] == [(8, model.max_length)]
+    # learned positions have no row beyond the context, and rotary ones were never trained there
+    assert build("quantizers", STATIC).quantize(model, calibration).execution == "simulated"
 
 
 def test_batches_and_digest_follow_from_text_and_seed() -> None:

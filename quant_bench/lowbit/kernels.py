@@ -22,7 +22,7 @@ from quant_bench.lowbit.vnni import supported
 
 Product = Callable[[Int8[Tensor, "token col"], Int8[Tensor, "row col"]], Int32[Tensor, "token row"]]
 
-# (token, col, row) of the self-test: one token, one column, odd sizes, and a width where a float32 sum would not be exact
+# (token, col, row) of the self-test: one token, one column, odd sizes, and a width where float32 sums are not exact
 _SHAPES = ((1, 64, 64), (5, 1, 3), (7, 577, 35), (33, 2048, 192))
 _FLOAT32_EXACT = 1 << 24
 
@@ -53,7 +53,7 @@ def int64_product(a: Int8[Tensor, "token col"], w: Int8[Tensor, "row col"]) -> I
 
 
 def int_mm(a: Int8[Tensor, "token col"], w: Int8[Tensor, "row col"]) -> Int32[Tensor, "token row"]:
-    """`torch._int_mm`; exact on CPUs with VNNI, but for a single column (the rest of a group, say), hence the second."""
+    """`torch._int_mm`; exact on CPUs with VNNI, but for a single column (a group's rest, say), hence the second."""
     if a.shape[1] == 1:
         a, w = functional.pad(a, (0, 1)), functional.pad(w, (0, 1))
     return torch._int_mm(a, w.t())
