@@ -9,6 +9,7 @@ from quant_bench import registry
 from quant_bench.arm import Arm
 from quant_bench.errors import RecordError, SpecError
 from quant_bench.identity import ModelIdentity
+from quant_bench.probe import Probe
 from quant_bench.quantizer import Quantizer
 from quant_bench.record import Cell, Record
 from quant_bench.samples import SampleStore, digest_of
@@ -174,8 +175,9 @@ def pending_cells(
 ) -> tuple[list[PlannedCell], list[tuple[PlannedCell, Record]]]:
     """Cells to run and cells that are done.
 
-    A finished float cell whose samples are gone runs again when a cell to run would be compared with it: a missing
-    reference must never turn into a missing difference without anybody having asked for that.
+    A finished float cell whose samples or distributions are gone or damaged runs again when a cell to run would be
+    compared with it, and a finished cell without differences runs again beside its float cell: a missing reference
+    must never turn into a missing difference without anybody having asked for that.
     """
     done: list[tuple[PlannedCell, Record]] = []
     todo: list[PlannedCell] = []
@@ -188,11 +190,40 @@ def pending_cells(
             todo.append(planned)
         else:
             done.append((planned, record))
+    references: dict[Cell, Record | None] = {planned.cell: None for planned in todo}
+    references |= {planned.cell: record for planned, record in done}
+    for planned, record in list(done):
+        twin = float_twin(planned).cell
+        if twin in references and twin != planned.cell and _lacks_difference(record, references[twin]):
+            done.remove((planned, record))
+            todo.append(planned)
     wanted = {float_twin(planned).cell for planned in todo if planned.cell.quantizer != "none"}
     for planned, record in list(done):
-        if planned.cell in wanted and not store.path(sample_key(planned, identity, None)).is_file():
+        if planned.cell in wanted and not _has_reference(record, sample_key(planned, identity, None), store):
             done.remove((planned, record))
             todo.append(planned)
     order = {planned.cell: index for index, planned in enumerate(cells)}
     todo.sort(key=lambda planned: order[planned.cell])
     return todo, done
+
+
+def _lacks_difference(record: Record, reference: Record | None) -> bool:
+    """Whether a cell was measured without its float cell, which is there now or (None) is about to be."""
+
+    def means(of: Record) -> set[str]:
+        return {score.metric.name for score in of.scores if score.metric.reduction != "none"}
+
+    if not means(record) or any(score.delta is not None for score in record.scores):
+        return False
+    if reference is None:
+        return True
+    same_data = record.identity.get("data_sha256") == reference.identity.get("data_sha256")
+    return same_data and bool(means(record) & means(reference))
+
+
+def _has_reference(record: Record, key: str, store: SampleStore) -> bool:
+    """Whether what other cells are compared with is still there, for a finished float cell."""
+    if record.state != "measured":
+        return True
+    samples = store.read(key)
+    return samples is not None and (not samples.probed or Probe.sound(store.probe_path(key)))

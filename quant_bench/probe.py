@@ -1,5 +1,6 @@
 """Probe: next-token distributions of the float model, kept on disk and compared with a quantized model's."""
 
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -16,6 +17,8 @@ from quant_bench.errors import DataError
 
 ITEMS = 512
 _FORMAT = "quant-bench probe 1"
+
+log = logging.getLogger(__name__)
 
 
 class Probe:
@@ -64,9 +67,16 @@ class Probe:
         return cls("compare", path)
 
     @staticmethod
-    def exists(path: Path) -> bool:
-        """Whether distributions were collected at `path`."""
-        return path.is_file()
+    def sound(path: Path) -> bool:
+        """Whether distributions were collected at `path` and can be read."""
+        if not path.is_file():
+            return False
+        try:
+            Probe.compare(path)
+        except DataError as error:
+            log.warning("%s", error)
+            return False
+        return True
 
     def wants(self, item: int) -> bool:
         """Whether the distribution of this item is still wanted."""

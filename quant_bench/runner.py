@@ -212,10 +212,10 @@ def _context(run: _Run, planned: PlannedCell, probe: Probe, pass_memo: dict[Any,
 
 def _probe(run: _Run, planned: PlannedCell, identity: ModelIdentity) -> Probe:
     """Collects the float model's distributions, or compares with them where they were collected."""
-    path = run.cache / "probes" / sample_key(float_twin(planned), identity, None)
+    path = run.store.probe_path(sample_key(float_twin(planned), identity, None))
     if planned.cell.quantizer == "none":
         return Probe.collect(path)
-    return Probe.compare(path) if Probe.exists(path) else Probe.off()
+    return Probe.compare(path) if Probe.sound(path) else Probe.off()
 
 
 def _measured(
@@ -225,7 +225,9 @@ def _measured(
     identity = model.identity
     reference: Samples | None = None
     if planned.cell.quantizer == "none":
-        run.store.write(sample_key(planned, identity, None), Samples(evaluation.samples, evaluation.data_sha256))
+        key = sample_key(planned, identity, None)
+        probed = run.store.probe_path(key).is_file()
+        run.store.write(key, Samples(evaluation.samples, evaluation.data_sha256, probed))
     else:
         key = sample_key(planned, identity, calibration.sha256)
         run.store.write(key, Samples(evaluation.samples, evaluation.data_sha256))

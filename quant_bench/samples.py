@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _DATA = b"quant_bench.data_sha256"
+_PROBED = b"quant_bench.probed"
+
+log = logging.getLogger(__name__)
 
 
 def digest_of(parts: Mapping[str, Any]) -> str:
@@ -23,10 +27,17 @@ def digest_of(parts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Samples:
-    """The items of one cell and the digest of the data they were asked about."""
+    """The items of one cell.
+
+    Attributes:
+        frame: one row an item.
+        data_sha256: digest of the data they were asked about.
+        probed: whether next-token distributions were collected with them, at `SampleStore.probe_path`.
+    """
 
     frame: pd.DataFrame
     data_sha256: str
+    probed: bool = False
 
 
 class SampleStore:
@@ -39,11 +50,16 @@ class SampleStore:
         """Where the samples of a key lie."""
         return self.folder / f"{key}.parquet"
 
+    def probe_path(self, key: str) -> Path:
+        """Where the next-token distributions of a key lie."""
+        return self.folder.parent / "probes" / key
+
     def write(self, key: str, samples: Samples) -> None:
         """Write atomically: a reader sees the whole file or none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         table = pa.Table.from_pandas(samples.frame, preserve_index=False)
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), _DATA: samples.data_sha256.encode()})
+        notes = {_DATA: samples.data_sha256.encode(), _PROBED: b"1" if samples.probed else b"0"}
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **notes})
         handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
         os.close(handle)
         try:
@@ -54,9 +70,14 @@ class SampleStore:
             raise
 
     def read(self, key: str) -> Samples | None:
-        """The samples of a key, or None when they were never written or the cache was cleaned."""
+        """The samples of a key; None when they were never written, the cache was cleaned, or the file is damaged."""
         path = self.path(key)
         if not path.is_file():
             return None
-        table = pq.read_table(path)
-        return Samples(table.to_pandas(), (table.schema.metadata or {}).get(_DATA, b"").decode())
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            log.warning("%s cannot be read, as if it were not there: %s", path, error)
+            return None
+        notes = table.schema.metadata or {}
+        return Samples(table.to_pandas(), notes.get(_DATA, b"").decode(), notes.get(_PROBED) == b"1")

@@ -112,10 +112,10 @@ def test_nothing_is_written_before_save_and_nothing_but_the_file_remains(tmp_pat
     probe = Probe.collect(folder / "probe")
     probe.save()
     probe.offer(0, rows(1, 0))
-    assert not Probe.exists(folder / "probe")
+    assert not Probe.sound(folder / "probe")
     probe.save()
     assert [path.name for path in folder.iterdir()] == ["probe"]
-    assert Probe.exists(folder / "probe")
+    assert Probe.sound(folder / "probe")
 
 
 def test_a_probe_that_is_off_wants_nothing() -> None:
@@ -126,3 +126,14 @@ def test_a_probe_that_is_off_wants_nothing() -> None:
     assert not probe.wants(0)
     assert probe.frame().empty
     assert probe.changes().empty
+
+
+def test_a_damaged_file_is_not_sound(tmp_path: Path) -> None:
+    path = tmp_path / "probe"
+    probe = Probe.collect(path)
+    probe.offer(0, torch.randn(1, 5))
+    probe.save()
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"junk" * 50):
+        path.write_bytes(damaged)
+        assert not Probe.sound(path)

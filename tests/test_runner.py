@@ -144,6 +144,36 @@ def test_a_lost_reference_is_measured_again_before_a_difference(options: RunOpti
     assert any(score.delta is not None for score in record.scores)
 
 
+@pytest.mark.parametrize("folder", ["samples", "probes"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "overwritten"])
+def test_a_damaged_cache_costs_time_and_no_difference(options: RunOptions, folder: str, damage: str) -> None:
+    run_cells(replace(options, quantizers=("none",)))
+    files = [path for path in ((options.cache or Path()) / folder).iterdir() if path.is_file()]
+    assert files
+    for path in files:
+        if damage == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-100] if damage == "cut" else b"junk" * 100)
+    outcomes = run_cells(options)
+    assert {o.state for o in outcomes} == {"measured"}
+    record = by_task(outcomes, "rtn", "python_docs")
+    assert any(score.delta is not None for score in record.scores)
+    assert {score.metric.name for score in record.scores} >= {"kl", "top1_agreement"}
+    assert all(o.skipped for o in run_cells(options))
+
+
+def test_a_cell_measured_before_its_float_cell_gets_its_difference(options: RunOptions) -> None:
+    (alone, _) = run_cells(replace(options, quantizers=("w8a8",)))
+    assert alone.record is not None
+    assert all(score.delta is None for score in alone.record.scores)
+    both = replace(options, quantizers=("none", "w8a8"))
+    record = by_task(run_cells(both), "rtn", "python_docs")
+    assert any(score.delta is not None for score in record.scores)
+    assert "kl" in {score.metric.name for score in record.scores}
+    assert all(o.skipped for o in run_cells(both))
+
+
 def test_a_missing_corpus_blocks_its_cell_and_no_other(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("QUANT_BENCH_DATA", raising=False)
