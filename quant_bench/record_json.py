@@ -47,6 +47,8 @@ _SCORE: Final[dict[str, tuple[type, ...]]] = {
     "n": _COUNT + _NONE,
     "delta": _OBJECT + _NONE,
 }
+_BETTER: Final = ("higher", "lower", "neither")
+_REDUCTIONS: Final = ("mean", "exp", "none")
 _DELTA: Final[dict[str, tuple[type, ...]]] = {
     "value": _NUMBER,
     "ci95": _LIST + _NONE,
@@ -88,8 +90,12 @@ def looks_right(document: Any) -> bool:
     measured = document["state"] == "measured"
     if measured != (document["reason"] is None) or measured != bool(document["scores"]):
         return False
+    if measured and (document["convention"] is None or document["coverage"] is None):
+        return False
     return all(
         _has(score, _SCORE)
+        and score["better"] in _BETTER
+        and score["reduction"] in _REDUCTIONS
         and _is_interval(score["ci95"])
         and (score["delta"] is None or (_has(score["delta"], _DELTA) and _is_interval(score["delta"]["ci95"])))
         for score in document["scores"]
