@@ -132,7 +132,11 @@ def settings(instance: object) -> dict[str, Value]:
 def summary(kind: Kind, name: str) -> str:
     """First line of a plugin's docstring, read without importing it; empty for entry points."""
     file = _places(kind)[name].file
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
+    try:
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
+    except (SyntaxError, ValueError) as error:
+        # one broken plugin must not hide the others
+        return f"(no Python: {error})"
     return (text or "").partition("\n")[0]
 
 

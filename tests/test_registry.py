@@ -193,6 +193,14 @@ def test_listing_imports_no_plugin_and_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("text", ["def (", "\x00"])
+def test_a_broken_file_does_not_hide_the_others_from_a_list(folder: Path, text: str) -> None:
+    (folder / "broken.py").write_text(text)
+    summaries = {name: registry.summary("quantizers", name) for name in registry.names("quantizers")}
+    assert summaries["broken"].startswith("(no Python: ")
+    assert summaries["rtn"].startswith("Round to nearest")
+
+
 def test_the_example_of_the_tasks_readme_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parent.parent / "tasks" / "README.md").read_text(encoding="utf-8")
     (tmp_path / "tasks").mkdir()
