@@ -63,14 +63,16 @@ def environment(device: str) -> dict[str, Any]:
     """Everything about the machine that could explain a difference, as strict JSON."""
     head, dirty = commit()
     place = torch.device(device)
+    # a cell is blocked where its device is missing, and its record still says which machine that was
+    here = place.type != "cuda" or (place.index or 0) < torch.cuda.device_count()
     return {
         "commit": head,
         "dirty": dirty,
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else processor(),
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" and here else processor(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
-        "kernel": kernel_report(place),
+        "kernel": kernel_report(place) if here else None,
     }
 
 

@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from quant_bench.errors import ModelError, UnsafeModel
+from quant_bench.errors import Blocked, ModelError, UnsafeModel
 from quant_bench.models import LoadOptions, identify, load_model
 
 WORDS = {word: index for index, word in enumerate(["<unk>", "<s>", *"abcdefghij"])}
@@ -255,6 +255,16 @@ def test_names_that_cannot_be_a_model_are_errors(name: str, options: LoadOptions
 def test_an_unknown_device_or_dtype_is_an_error(folder: Path, options: LoadOptions) -> None:
     with pytest.raises(ModelError, match="device 'abacus'"):
         load_model(str(folder), LoadOptions(cache=options.cache, device="abacus"))
-    if not torch.cuda.is_available():
-        with pytest.raises(ModelError, match="no CUDA device"):
-            load_model(str(folder), LoadOptions(cache=options.cache, device="cuda"))
+    with pytest.raises(Blocked, match="CUDA devices"):
+        load_model(str(folder), LoadOptions(cache=options.cache, device="cuda:99"))
+
+
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(folder: Path, options: LoadOptions) -> None:
+    with pytest.raises(ModelError, match="no revision 'main'"):
+        load_model(str(folder), LoadOptions(cache=options.cache, revision="main"))
+
+
+def test_a_tokenizer_that_is_none_is_an_error_of_the_model(folder: Path, options: LoadOptions) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="the tokenizer cannot be loaded"):
+        load_model(str(folder), options)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from quant_bench.attention import ATTENTION
-from quant_bench.errors import ModelError
+from quant_bench.errors import Blocked, ModelError
 from quant_bench.identity import ModelIdentity
 from quant_bench.model import LanguageModel
 from quant_bench.models.layouts import layout_of
@@ -29,7 +29,7 @@ def load_model(name: str, options: LoadOptions | None = None) -> LanguageModel:
     Raises:
         ModelError: there is no such model, it is not supported, or its weights do not fit its configuration.
         UnsafeModel: only pickled weights, or custom code that was not allowed.
-        Blocked: the model must be downloaded and cannot be.
+        Blocked: the model must be downloaded and cannot be, or there is no such CUDA device.
     """
     options = options or LoadOptions()
     device = _device(options.device)
@@ -81,8 +81,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ModelError(f"no device {name!r}: {error}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"device {name!r}: this torch ({torch.__version__}) finds no CUDA device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise Blocked(f"device {name!r}: this torch ({torch.__version__}) finds {found or 'no'} CUDA devices")
     return device
 
 
@@ -93,8 +94,8 @@ def _tokenizer(source: Source, options: LoadOptions) -> Any:
         return AutoTokenizer.from_pretrained(
             source.folder, trust_remote_code=options.trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise ModelError(f"{source.identity.name!r}: the tokenizer cannot be loaded: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise ModelError(f"{source.identity.name!r}: the tokenizer cannot be loaded: {error!r}") from error
 
 
 def _module(source: Source, options: LoadOptions) -> Any:

@@ -84,6 +84,10 @@ def find(name: str, options: LoadOptions) -> Source:
     cache = cache_folder(options.cache)
     alias = ALIASES.get(name)
     target = alias.target if alias else name
+    local = target.startswith("pypi:") or Path(target).expanduser().exists()
+    if local and options.revision is not None:
+        # ignored, it would stand in the cell's name as if it had been used
+        raise ModelError(f"{name!r} has no revision {options.revision!r}: only a model on the hub has revisions")
     if target.startswith("pypi:"):
         return _wheel(name, wheels.find(target, cache, alias.sha256 if alias else None), options, cache)
     path = Path(target).expanduser()
