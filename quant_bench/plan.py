@@ -88,6 +88,9 @@ def model_name(options: RunOptions) -> str:
 
 def planned_cells(options: RunOptions) -> list[PlannedCell]:
     """Every cell of the product, the float model first, so that later cells can be compared with it."""
+    for seed in options.seeds:
+        if not 0 <= seed < 1 << 63:
+            raise SpecError(f"a seed is a whole number from 0 to 2^63 - 1; got {seed!r}")
     arms = [registry.build("arms", text) for text in options.arms]
     quantizers = _unique(registry.build("quantizers", text) for text in options.quantizers)
     quantizers.sort(key=lambda quantizer: registry.canonical("quantizers", quantizer) != "none")

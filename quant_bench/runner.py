@@ -6,6 +6,7 @@ record is written as soon as its cell is done, after the samples behind it, so t
 """
 
 import logging
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from quant_bench.assemble import empty_record, scores_of
 from quant_bench.cache import cache_folder
 from quant_bench.data import DataSource
 from quant_bench.environment import PeakMemory
-from quant_bench.errors import Blocked, NotApplicable, RecordError
+from quant_bench.errors import Blocked, NotApplicable, QuantBenchError, RecordError
 from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.lowbit.memory import release_memory, tune_allocator
 from quant_bench.model import LanguageModel, ModelIdentity
@@ -133,11 +134,10 @@ def _load_options(options: RunOptions, cache: Path) -> models.LoadOptions:
 
 def _check_writable(results: Path) -> None:
     """Find out before hours of work that the results cannot be stored."""
-    probe = results / ".writable"
     try:
         results.mkdir(parents=True, exist_ok=True)
-        probe.write_text("", encoding="ascii")
-        probe.unlink()
+        # a file without a name of its own: another run may look into the same folder at the same time
+        tempfile.TemporaryFile(dir=results).close()
     except OSError as error:
         raise RecordError(f"cannot write records to {str(results)!r}: {error}") from error
 
@@ -157,8 +157,12 @@ def _run_group(run: _Run, group: list[PlannedCell], identity: ModelIdentity) -> 
         return
     prepare_took = time.perf_counter() - started
     pass_memo: dict[Any, Any] = {}
-    for planned in group:
-        planned.task.prepare(model, _context(run, planned, Probe.off(), pass_memo))
+    for planned in list(group):
+        try:
+            planned.task.prepare(model, _context(run, planned, Probe.off(), pass_memo))
+        except Exception as error:
+            group.remove(planned)
+            _store_failure(run, planned, identity, error, time.perf_counter() - started)
     for planned in group:
         run.progressor.cell(f"{planned.cell.quantizer}: {planned.cell.task}")
         release_memory()
@@ -256,6 +260,8 @@ def _store_failure(run: _Run, planned: PlannedCell, identity: ModelIdentity, err
         state = "not_applicable"
     else:
         reason = f"{type(error).__name__}: {error}"
+    if not isinstance(error, QuantBenchError):
+        # our own errors say what is wrong; of others it matters where they come from
         log.error("%s failed:\n%s", planned.cell, "".join(traceback.format_exception(error)))
     record = empty_record(run.options, planned, identity, state, reason).with_cost(took, run.memory.bytes())
     if finished(planned, replace(run.options, force=False), identity) is None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quant_bench.errors import RecordError, UnknownPlugin
+from quant_bench import registry
+from quant_bench.errors import RecordError, SpecError, UnknownPlugin
 from quant_bench.identity import ModelIdentity
 from quant_bench.plan import planned_cells, sample_key
 from quant_bench.record import Record
-from quant_bench.runner import Outcome, RunOptions, run_cells
+from quant_bench.runner import Outcome, RunOptions, _check_writable, run_cells
 
 TASKS = ("python_docs(limit=3,seq_length=32)", "outliers(limit=3,seq_length=32,text=python_docs)")
 
@@ -217,6 +219,47 @@ def test_results_that_cannot_be_written_are_found_before_the_work(options: RunOp
     file.write_text("in the way")
     with pytest.raises(RecordError, match="cannot write"):
         run_cells(replace(options, results=file / "results"))
+
+
+def test_looking_whether_results_can_be_written_disturbs_no_other_run(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+
+    def look() -> None:
+        for _ in range(200):
+            _check_writable(results)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(look) for _ in range(4)]:
+            done.result()
+    assert list(results.iterdir()) == []
+
+
+def test_a_task_that_cannot_prepare_costs_its_own_cell(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(registry.load("tasks", "outliers"), "prepare", broken)
+    outcomes = run_cells(replace(options, quantizers=("none",)))
+    states = {o.cell.task.partition("(")[0]: o.state for o in outcomes}
+    assert states == {"python_docs": "measured", "outliers": "failed"}
+
+
+def test_a_missing_device_blocks_its_cells(options: RunOptions) -> None:
+    outcomes = run_cells(replace(options, device="cuda:99"))
+    assert {o.state for o in outcomes} == {"blocked"}
+    assert all("CUDA devices" in o.record.reason for o in outcomes if o.record is not None and o.record.reason)
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63])
+def test_a_seed_that_no_generator_takes_is_refused_at_once(options: RunOptions, seed: int) -> None:
+    with pytest.raises(SpecError, match="seed"):
+        run_cells(replace(options, seeds=(0, seed)))
+
+
+def test_an_error_of_ours_has_no_traceback(options: RunOptions, caplog: pytest.LogCaptureFixture) -> None:
+    (outcome,) = run_cells(replace(options, quantizers=("none",), tasks=("python_docs(seq_length=5000)",)))
+    assert outcome.state == "failed"
+    assert "Traceback" not in caplog.text
 
 
 def test_a_dry_run_writes_nothing(options: RunOptions) -> None:
