@@ -231,16 +231,22 @@ def _score_document(score: Score) -> dict[str, Any]:
     document = {f.name: getattr(score, f.name) for f in dataclasses.fields(score) if f.name != "metric"}
     metric = dataclasses.asdict(score.metric)
     document["delta"] = None if score.delta is None else dataclasses.asdict(score.delta)
+    # absent where there is none: records from before there were arms keep their bytes
+    document.pop("arm_delta")
+    if score.arm_delta is not None:
+        document["arm_delta"] = dataclasses.asdict(score.arm_delta)
     return {"metric": metric.pop("name"), **metric, **document}
 
 
 def _score(document: dict[str, Any]) -> Score:
     rest = dict(document)
     metric = Metric(rest.pop("metric"), rest.pop("unit"), rest.pop("better"), rest.pop("reduction"), rest.pop("chance"))
-    delta = rest.pop("delta")
-    if delta is not None:
-        delta = Delta(**{**delta, "ci95": _pair(delta["ci95"])})
-    return Score(metric, **{**rest, "ci95": _pair(rest["ci95"])}, delta=delta)
+    delta, arm_delta = _delta(rest.pop("delta")), _delta(rest.pop("arm_delta", None))
+    return Score(metric, **{**rest, "ci95": _pair(rest["ci95"])}, delta=delta, arm_delta=arm_delta)
+
+
+def _delta(document: dict[str, Any] | None) -> Delta | None:
+    return None if document is None else Delta(**{**document, "ci95": _pair(document["ci95"])})
 
 
 def _pair(interval: list[float] | None) -> tuple[float, float] | None:

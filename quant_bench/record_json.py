@@ -47,6 +47,7 @@ _SCORE: Final[dict[str, tuple[type, ...]]] = {
     "n": _COUNT + _NONE,
     "delta": _OBJECT + _NONE,
 }
+_ARM_SCORE: Final = _SCORE | {"arm_delta": _OBJECT}
 _BETTER: Final = ("higher", "lower", "neither")
 _REDUCTIONS: Final = ("mean", "exp", "none")
 _DELTA: Final[dict[str, tuple[type, ...]]] = {
@@ -93,11 +94,12 @@ def looks_right(document: Any) -> bool:
     if measured and (document["convention"] is None or document["coverage"] is None):
         return False
     return all(
-        _has(score, _SCORE)
+        _has(score, _ARM_SCORE if type(score) is dict and "arm_delta" in score else _SCORE)
         and score["better"] in _BETTER
         and score["reduction"] in _REDUCTIONS
         and _is_interval(score["ci95"])
-        and (score["delta"] is None or (_has(score["delta"], _DELTA) and _is_interval(score["delta"]["ci95"])))
+        and (score["delta"] is None or _is_delta(score["delta"]))
+        and ("arm_delta" not in score or _is_delta(score["arm_delta"]))
         for score in document["scores"]
     )
 
@@ -148,6 +150,10 @@ def _has(document: Any, fields: dict[str, tuple[type, ...]]) -> bool:
 
 def _is_interval(value: Any) -> bool:
     return value is None or (len(value) == 2 and all(type(end) in _NUMBER and math.isfinite(end) for end in value))
+
+
+def _is_delta(value: Any) -> bool:
+    return _has(value, _DELTA) and _is_interval(value["ci95"])
 
 
 def _offender(value: object, where: str) -> str:

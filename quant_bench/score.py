@@ -33,7 +33,7 @@ class Delta:
     Attributes:
         value: difference in the metric's unit.
         ci95: paired bootstrap interval over items, or None where there are no items.
-        reference: canonical quantizer of the reference cell (`none`).
+        reference: what the reference cell has instead: its canonical quantizer (`none`) or arm (`softmax`).
         p_value: exact McNemar test for 0/1 items, else None.
     """
 
@@ -54,6 +54,7 @@ class Score:
         ci95: bootstrap interval over items, or None.
         n: number of items behind it.
         delta: against the float cell, or None (the float cell itself, or no reference at hand).
+        arm_delta: against the same cell with softmax attention, or None (that cell itself, or no reference at hand).
     """
 
     metric: Metric
@@ -62,3 +63,4 @@ class Score:
     ci95: tuple[float, float] | None = None
     n: int | None = None
     delta: Delta | None = None
+    arm_delta: Delta | None = None

@@ -72,7 +72,7 @@ def measured(**changes: Any) -> Record:
     plain = Score(Metric("max_inf_norm", "1", "lower"), 340.5)
     known = {"weights_sha256": DIGEST, "tokenizer_sha256": DIGEST, "data_sha256": None, "calibration_sha256": None}
     record = blank(state="measured", reason=None, identity=known).with_results(
-        scores=[Score(metric, 19.03, 0.1, (18.8, 19.2), 141, delta), plain],
+        scores=[Score(metric, 19.03, 0.1, (18.8, 19.2), 141, delta, Delta(-0.2, (-0.3, -0.1), "softmax")), plain],
         evaluation=Found(details={"rows": ({"layer": 0},)}, settings={"seq_length": 2048}),
         coverage=Covered(),
         calibration=Calibrated(),
@@ -153,6 +153,12 @@ def test_a_record_is_read_and_written_back_byte_for_byte(record: Record, tmp_pat
     assert back.write(tmp_path / "again").read_bytes() == content
 
 
+def test_a_score_without_a_difference_to_softmax_has_no_field_for_it() -> None:
+    with_one, without = json.loads(measured().to_text())["scores"]
+    assert with_one["arm_delta"] == {"value": -0.2, "ci95": [-0.3, -0.1], "reference": "softmax", "p_value": None}
+    assert "arm_delta" not in without
+
+
 def test_the_file_is_strict_sorted_json_with_a_final_newline() -> None:
     text = measured(details={"b": 1, "a": {10: "x", 9: "y"}}).to_text()
     document = json.loads(text)
@@ -224,6 +230,9 @@ def _with(path: str, value: object) -> str:
         ("scores.0.ci95", [1.0]),
         ("scores.0.n", 1.5),
         ("scores.0.delta", {"value": 1.0}),
+        ("scores.0.arm_delta", {"value": 1.0}),
+        ("scores.0.arm_delta", None),
+        ("scores.0.arm_delta", {"value": 1.0, "ci95": [0.0], "reference": "softmax", "p_value": None}),
         ("scores", {}),
         ("details", []),
         ("extra", 1),
