@@ -6,6 +6,9 @@ is decided per module, so arms and quantizers change attention without touching 
 - `module.attention_core`: the mechanism (default `sdpa`); an arm or scope `full` sets another one.
 - `module.key_value_transform`: what happens to new keys and values before they are attended to and cached (KV-cache
   quantization sets it).
+- `module.output_factor`: factors on the heads' outputs, computed from the layer's input by an arm's output gate; used
+  once.
+- `module.has_sink_token`: the first token of a packed row is a learned one, before every path of the row.
 
 A packed forward (see `packing.py`) takes over how queries meet keys; it calls the same core for each piece.
 """
@@ -99,6 +102,40 @@ def core_of(module: nn.Module) -> AttentionCore:
     return getattr(module, "attention_core", sdpa)
 
 
+def attend(
+    module: nn.Module, query: Query, key: Key, value: Key, *, mask: Bool[Tensor, "..."] | None, scaling: float
+) -> Query:
+    """The module's mechanism for one path of a packed forward, behind the row's sink token where there is one."""
+    core = core_of(module)
+    sink: tuple[Key, Key] | None = getattr(module, "sink_states", None)
+    if sink is None:
+        return core(module, query, key, value, mask=mask, scaling=scaling)
+    key, value = (torch.cat((first, rest), 2) for first, rest in zip(sink, (key, value), strict=True))
+    if mask is None and query.shape[2] > 1:
+        # one query more keeps the square causal form, which kernels do without a mask
+        query = torch.cat((query[:, :, :1], query), 2)
+        return core(module, query, key, value, mask=None, scaling=scaling)[:, :, 1:]
+    mask = None if mask is None else functional.pad(mask, (1, 0), value=True)
+    return core(module, query, key, value, mask=mask, scaling=scaling)
+
+
+def _routed(
+    module: Any, router: Router, query: Query, key: Key, value: Key, *, scaling: float, window: int | None
+) -> Query:
+    """A packed forward; a sink token at the head of the row is attended to by every path, and sees itself."""
+    if not getattr(module, "has_sink_token", False):
+        return router(module, query, key, value, scaling, window)
+    module.sink_states = None
+    first = key[:, :, :1], value[:, :, :1]
+    own = core_of(module)(module, query[:, :, :1], *first, mask=None, scaling=scaling)
+    module.sink_states = first
+    try:
+        rest = router(module, query[:, :, 1:], key[:, :, 1:], value[:, :, 1:], scaling, window)
+        return torch.cat((own, rest), 2)
+    finally:
+        module.sink_states = None
+
+
 def _attention(
     module: nn.Module,
     query: Query,
@@ -115,7 +152,7 @@ def _attention(
     if transform is not None:
         key, value = transform(key, value)
     if _router is not None:
-        mixed = _router(module, query, key, value, scale, sliding_window)
+        mixed = _routed(module, _router, query, key, value, scaling=scale, window=sliding_window)
     else:
         mask = attention_mask
         if mask is not None and mask.dtype != torch.bool:
@@ -123,6 +160,9 @@ def _attention(
         if mask is not None and mask.shape[-1] > key.shape[-2]:
             mask = mask[..., : key.shape[-2]]
         mixed = core_of(module)(module, query, key, value, mask=mask, scaling=scale)
+    factor: Tensor | None = module.__dict__.pop("output_factor", None)
+    if factor is not None:
+        mixed = mixed * factor
     return mixed.transpose(1, 2).contiguous(), None
 
 

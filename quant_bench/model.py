@@ -9,7 +9,7 @@ from torch import nn
 
 from quant_bench.identity import ModelIdentity as ModelIdentity
 
-Role = Literal["query", "key", "value", "query_key_value", "output", "gate", "up", "down"]
+Role = Literal["query", "key", "value", "query_key_value", "output", "gate", "up", "down", "output_gate"]
 SiteKind = Literal["attention_norm", "attention_output", "mlp_norm", "mlp_output", "layer_output", "final_norm"]
 
 
@@ -20,7 +20,8 @@ class LinearSite:
     Attributes:
         path: dotted module path (`model.layers.0.self_attn.q_proj`); the module is `nn.Linear` or GPT-2's `Conv1D`.
         layer: decoder layer, from 0.
-        role: what it computes; `query_key_value` is a fused projection, OPT's and GPT-2's fc1 and fc2 are up and down.
+        role: what it computes; `query_key_value` is a fused projection, OPT's and GPT-2's fc1 and fc2 are up and down,
+            `output_gate` is an arm's.
     """
 
     path: str

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from quant_bench.attention import ATTENTION, Key, Query, causal_mask, core_of, set_router
+from quant_bench.attention import ATTENTION, Key, Query, attend, causal_mask, set_router
 from quant_bench.errors import ModelError
 from quant_bench.model import LanguageModel
 
@@ -104,7 +104,6 @@ class _Row:
         self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float, window: int | None
     ) -> Query:
         self.used = True
-        core = core_of(module)
         # token before head in memory, so that transformers' transpose back costs nothing
         mixed = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3])).transpose(1, 2)
         paths: dict[int, tuple[Tensor, Tensor]] = {}
@@ -115,7 +114,7 @@ class _Row:
                 paths[index] = keys, values
             seen = keys.shape[2] if window is None else min(keys.shape[2], stop - start + window - 1)
             mask = self._mask(stop - start, seen, window, query.device)
-            mixed[:, :, start:stop] = core(
+            mixed[:, :, start:stop] = attend(
                 module, query[:, :, start:stop], keys[:, :, -seen:], values[:, :, -seen:], mask=mask, scaling=scaling
             )
             start = stop

@@ -17,7 +17,7 @@ from quant_bench import schemes
 from quant_bench._roots import plugin_folders
 from quant_bench.coercion import coerce, setting_types
 from quant_bench.errors import PluginError, SpecError, UnknownPlugin
-from quant_bench.spec import Spec, Value
+from quant_bench.spec import Spec, Value, joined
 
 if TYPE_CHECKING:
     from quant_bench.arm import Arm
@@ -86,13 +86,17 @@ def build(kind: Literal["quantizers"], text: str) -> "Quantizer": ...
 @overload
 def build(kind: Literal["tasks"], text: str) -> "Task": ...
 def build(kind: Kind, text: str) -> Any:
-    """Instance that a text stands for: `name`, `name(key=value,…)`, for quantizers also `w4a4g128` or `gptq:w4a16`.
+    """Instance that a text stands for: `name` or `name(key=value,…)`.
+
+    For quantizers also `w4a4g128` or `gptq:w4a16`; for arms also several joined by `+`.
 
     Raises:
         UnknownPlugin: no plugin has that name.
         SpecError: the text cannot be read, or a setting is unknown or of the wrong type.
         PluginError: the file breaks the contract.
     """
+    if kind == "arms" and len(parts := joined(text)) > 1:
+        return _composed([build("arms", part) for part in parts])
     spec = Spec.parse(text)
     shorthand = kind == "quantizers" and schemes.is_scheme(spec.name)
     spec = schemes.expand(text) if shorthand else spec
@@ -114,19 +118,36 @@ def build(kind: Kind, text: str) -> Any:
 
 def canonical(kind: Kind, instance: object) -> str:
     """The one text for an instance: settings at their default dropped, values of their field's type, keys sorted."""
+    if parts := _parts(instance):
+        return "+".join(canonical(kind, part) for part in parts)
     plugin = type(instance)
     defaults = {f.name: _default(f) for f in _fields(plugin)}
     kept = {key: value for key, value in settings(instance).items() if not _same(value, defaults[key])}
     return str(Spec(_name_of(kind, plugin), kept))
 
 
-def settings(instance: object) -> dict[str, Value]:
-    """Every setting in force, defaults included, each of its field's type."""
+def settings(instance: object) -> dict[str, Any]:
+    """Every setting in force, defaults included, each of its field's type; of composed arms one dict a name."""
+    if parts := _parts(instance):
+        return {_name_of("arms", type(part)): settings(part) for part in parts}
     plugin = type(instance)
     return {
         key: coerce(getattr(instance, key), hint, f"{plugin.__name__}: {key}")
         for key, hint in setting_types(plugin).items()
     }
+
+
+def _composed(arms: list["Arm"]) -> "Arm":
+    """Arms in one order whatever the text's, so that a cell has one name."""
+    from quant_bench.arm import Composed
+
+    return Composed(tuple(sorted(arms, key=lambda arm: canonical("arms", arm))))
+
+
+def _parts(instance: object) -> tuple[object, ...]:
+    """Arms that a composed one is made of; nothing for any other plugin."""
+    arm = sys.modules.get("quant_bench.arm")
+    return instance.parts if arm is not None and isinstance(instance, arm.Composed) else ()
 
 
 def summary(kind: Kind, name: str) -> str:

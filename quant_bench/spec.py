@@ -82,6 +82,29 @@ class Spec:
         return cls(match[1], settings)
 
 
+def joined(text: str) -> list[str]:
+    """Parts of a text that `+` joins, outside of parentheses and quotes.
+
+    Raises:
+        SpecError: a part is empty.
+    """
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter == "(") - (letter == ")")
+        if letter == "+" and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if len(parts) > 1 and not all(part.strip() for part in parts):
+        raise SpecError(f"cannot read {text!r}: a name is missing beside '+'")
+    return parts
+
+
 def written(value: Value) -> str:
     """Canonical text of one value; a string that could be taken for something else is quoted as in JSON."""
     if isinstance(value, str):

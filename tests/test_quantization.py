@@ -12,6 +12,7 @@ from quant_bench.errors import NotApplicable, QuantizationError
 from quant_bench.lowbit.activation import ActivationRule, fake_quantize
 from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.lowbit.linear import QuantLinear
+from quant_bench.mechanisms import tiles
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.integers import Grid, scale_and_zero
 from quant_bench.numerics.tails import Range
@@ -64,7 +65,7 @@ def roundings() -> tuple[StaticRounding, ...]:
 def test_tiled_attention_equals_whole_matrices(
     shape: tuple[int, ...], tile: int, roundings: tuple[StaticRounding, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "TILE", tile)
+    monkeypatch.setattr(tiles, "TILE", tile)
     operands = _operands(*shape)
     core = attention.RoundedAttention(*roundings, arm=None)
     batch, heads, _, queries, keys = shape
@@ -88,8 +89,8 @@ def test_tiled_attention_equals_whole_matrices(
 def test_tiled_attention_without_roundings_equals_sdpa() -> None:
     query, key, value = _operands(2, 4, 2, 33, 33)
     same = lambda tensor: tensor  # noqa: E731
-    got = attention.tiled_attention(
-        (query, key, value), None, 0.3, at_scores=same, mechanism=attention.softmax, at_probabilities=same
+    got = tiles.tiled_attention(
+        (query, key, value), None, 0.3, at_scores=same, mechanism=tiles.softmax, at_probabilities=same
     )
     expected = sdpa(torch.nn.Module(), query, key, value, mask=None, scaling=0.3)
     assert torch.allclose(got, expected, atol=1e-6)
@@ -267,7 +268,7 @@ def sdpa_twin(*arguments: Any, **options: Any) -> Tensor:
 class OffByOne(torch.nn.Module):
     """Softmax with a one in the denominator, as an arm would bring it."""
 
-    def probabilities(self, module: torch.nn.Module, scores: Tensor) -> Tensor:
+    def probabilities(self, module: torch.nn.Module, scores: Tensor, heads: Tensor | None = None) -> Tensor:
         return torch.cat([scores, torch.zeros_like(scores[..., :1])], -1).softmax(-1)[..., :-1]
 
     def forward(self, module: torch.nn.Module, *operands: Tensor, mask: Tensor | None, scaling: float) -> Tensor:

@@ -1,33 +1,23 @@
 """Attention with its scores, probabilities and context rounded (or watched), in tiles that stay in the cache."""
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from quant_bench.attention import Key, Query, causal_mask, core_of, sdpa
 from quant_bench.calibrate import RangeWatch
 from quant_bench.errors import NotApplicable
+from quant_bench.mechanisms.tiles import Normalizer, Scores, softmax, tiled_attention
 from quant_bench.quantization.rounding import StaticRounding
 
-# values of one tile of scores: 2 MiB of float32 stay in a core's cache, and are enough work for two threads
-TILE = 1 << 19
-
-Scores = Float[Tensor, "slab group query key"]
-Change = Callable[[Scores], Scores]
+Operands = tuple[Query, Key, Key]
 
 
-def softmax(scores: Scores) -> Scores:
-    """Probabilities over the last axis."""
-    return torch.softmax(scores, dim=-1)
-
-
-def mechanism_of(module: nn.Module) -> Change:
+def mechanism_of(module: nn.Module) -> Normalizer:
     """How an attention module turns scores (disallowed ones are -inf) into probabilities.
 
-    Plain softmax, or the method `probabilities(module, scores)` of the core that an arm has set.
+    Plain softmax, or the method `probabilities(module, scores, heads)` of the core that an arm has set.
 
     Raises:
         NotApplicable: the arm's core has no such method, so its probabilities cannot be rounded.
@@ -37,76 +27,13 @@ def mechanism_of(module: nn.Module) -> Change:
         return softmax
     if not hasattr(core, "probabilities"):
         raise NotApplicable(f"scope=full rounds attention probabilities, and {core!r} has no method `probabilities`")
-    return lambda scores: core.probabilities(module, scores)
+    return lambda scores, heads: core.probabilities(module, scores, heads)
 
 
-def tiled_attention(
-    operands: tuple[Query, Key, Key],
-    mask: Bool[Tensor, "..."] | None,
-    scaling: float,
-    *,
-    at_scores: Change,
-    mechanism: Change,
-    at_probabilities: Change,
-) -> Query:
-    """Attention by tiles of queries and heads, float32, never all heads' scores at once.
-
-    Args:
-        operands: query, key and value as an `AttentionCore` gets them.
-        mask: as an `AttentionCore` gets it; None (causal) leaves out the tiles that no query of theirs may see.
-        scaling: factor on the scores.
-        at_scores: sees the scaled scores before the mask, may change them in place.
-        mechanism: scores, -inf where not allowed, to probabilities.
-        at_probabilities: sees the probabilities, may change them in place.
-    """
-    query, key, value = operands
-    batch, heads, queries, width = query.shape
-    kv_heads, keys = key.shape[1], key.shape[2]
-    group, slabs = heads // kv_heads, batch * kv_heads
-    flat_query = query.float().reshape(slabs, group, queries, width)
-    flat_key = key.float().reshape(slabs, keys, width).transpose(1, 2)
-    flat_value = value.float().reshape(slabs, keys, value.shape[-1])
-    out = flat_query.new_empty(slabs, group, queries, value.shape[-1])
-    rows = min(queries, max(1, TILE // (group * keys)))
-    together = max(1, TILE // (group * rows * keys))
-    unused = flat_query.new_zeros(1, 1, 1)
-    future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
-    for slab in range(0, slabs, together):
-        part = slice(slab, min(slab + together, slabs))
-        for start in range(0, queries, rows):
-            stop = min(start + rows, queries)
-            end = keys - queries + stop if mask is None else keys
-            tile = flat_query[part, :, start:stop]
-            scores = torch.baddbmm(unused, tile.flatten(1, 2), flat_key[part, :, :end], beta=0, alpha=scaling)
-            scores = at_scores(scores.view(*tile.shape[:3], end))
-            if mask is None:
-                # earlier keys are all allowed: only the square at the end has a future
-                count = stop - start
-                scores[..., end - count :].masked_fill_(future[:count, :count], -torch.inf)
-                probabilities = mechanism(scores)
-            else:
-                scores.masked_fill_(~_allowed(mask, part, start, stop, kv_heads), -torch.inf)
-                # a query without an allowed key has no probabilities: its row is 0
-                probabilities = mechanism(scores).nan_to_num_(0.0)
-            probabilities = at_probabilities(probabilities)
-            mixed = torch.bmm(probabilities.flatten(1, 2), flat_value[part, :end])
-            out[part, :, start:stop] = mixed.view(*tile.shape[:3], -1)
-    return out.view(batch, heads, queries, value.shape[-1])
-
-
-def _allowed(
-    mask: Bool[Tensor, "..."], part: slice, start: int, stop: int, kv_heads: int
-) -> Bool[Tensor, "slab group query key"]:
-    """The part of a broadcast mask that belongs to some (batch, kv head) slabs and queries."""
-    full = mask[(None,) * (4 - mask.dim())]
-    if full.shape[2] > 1:
-        full = full[:, :, start:stop]
-    slab = torch.arange(part.start, part.stop, device=mask.device)
-    batch = slab // kv_heads if full.shape[0] > 1 else torch.zeros_like(slab)
-    if full.shape[1] == 1:
-        # one mask for all heads: where the batch has one too, it is a view
-        return full if full.shape[0] == 1 else full[batch]
-    return full.view(full.shape[0], kv_heads, -1, *full.shape[2:])[batch, slab % kv_heads]
+def operands_of(core: Any, module: nn.Module, operands: Operands, scaling: float) -> Operands:
+    """Queries and keys whose scaled products are the arm's logits: with its key bias, where it has one."""
+    prepare = getattr(core, "operands", None)
+    return operands if prepare is None else (*prepare(module, *operands, scaling), operands[2])
 
 
 class RoundedAttention(nn.Module):
@@ -137,11 +64,11 @@ class RoundedAttention(nn.Module):
     ) -> Query:
         arm = self.arm
         mixed = tiled_attention(
-            (query, key, value),
+            operands_of(arm, module, (query, key, value), scaling),
             mask,
             scaling,
             at_scores=self.scores.round_,
-            mechanism=softmax if arm is None else lambda scores: arm.probabilities(module, scores),
+            mechanism=softmax if arm is None else lambda scores, heads: arm.probabilities(module, scores, heads),
             at_probabilities=self.probabilities.round_,
         )
         return self.context.round_(mixed).to(query.dtype)
@@ -173,7 +100,7 @@ def watch_attention(watch: RangeWatch, path: str) -> None:
             return values
 
         mixed = tiled_attention(
-            (query, key, value),
+            operands_of(before, module, (query, key, value), scaling),
             mask,
             scaling,
             at_scores=lambda scores: seen("scores", scores),

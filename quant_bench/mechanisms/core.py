@@ -1,0 +1,112 @@
+"""Mechanism: an attention core put together from a key bias, a null logit and a normalizer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quant_bench.attention import Key, Query, sdpa
+from quant_bench.mechanisms.fused import null_attention, with_key_bias
+from quant_bench.mechanisms.gates import ReadGate, log_gate
+from quant_bench.mechanisms.normalizers import safe_softmax
+from quant_bench.mechanisms.tiles import HeadIndex, Scores, tiled_attention
+
+KeyBias = Callable[[Key, Key, float], Float[Tensor, "batch kv_head key"]]
+
+
+class Null(nn.Module):
+    """The null's logit of each query head: 0 for ever, or learned from 0 on."""
+
+    undecayed = ("logit",)
+
+    def __init__(self, heads: int, like: Tensor, learned: bool) -> None:
+        super().__init__()
+        zeros = like.new_zeros(heads)
+        if learned:
+            self.logit = nn.Parameter(zeros, requires_grad=like.requires_grad)
+        else:
+            self.register_buffer("logit", zeros, persistent=False)
+
+
+class GateBias(nn.Module):
+    """log g of each read as a bias of its key: routing by the gate, values as they are."""
+
+    def __init__(self, gate: ReadGate) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def forward(self, key: Key, value: Key, scaling: float) -> Float[Tensor, "batch kv_head key"]:
+        return log_gate(self.gate, value)
+
+
+class KeyNormBias(nn.Module):
+    """-scaling |k|^2 / 2: with it, scores rank keys by their distance from the query."""
+
+    def forward(self, key: Key, value: Key, scaling: float) -> Float[Tensor, "batch kv_head key"]:
+        wide = key.to(torch.promote_types(key.dtype, torch.float32))
+        return wide.square().sum(-1) * (-scaling / 2)
+
+
+class Mechanism(nn.Module):
+    """An `AttentionCore`: weights = normalizer(scores + key bias, null), each part where an arm has set it.
+
+    Attributes:
+        null: null logits, or None.
+        bias: key, value and scaling -> bias of each key, or None.
+        normalizer: masked scores -> weights, given the null logits of their heads; None means softmax.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.null: Null | None = None
+        self.bias: nn.Module | None = None
+        self.normalizer: Callable[[Tensor, Tensor | None], Tensor] | None = None
+
+    def operands(self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float) -> tuple[Query, Key]:
+        """Queries and keys whose scaled products are the logits, the key bias included."""
+        if self.bias is None:
+            return query, key
+        return with_key_bias(query, key, self.bias(key, value, scaling), scaling)
+
+    def probabilities(self, module: nn.Module, scores: Scores, heads: HeadIndex) -> Scores:
+        """Weights of masked logits; a row that may see nothing gives zeros."""
+        null = None
+        if self.null is not None:
+            null = self.null.logit.to(scores.dtype)[heads][..., None, None]
+        return safe_softmax(scores, null) if self.normalizer is None else self.normalizer(scores, null)
+
+    def forward(
+        self,
+        module: nn.Module,
+        query: Query,
+        key: Key,
+        value: Key,
+        *,
+        mask: Bool[Tensor, "..."] | None,
+        scaling: float,
+    ) -> Query:
+        query, key = self.operands(module, query, key, value, scaling)
+        if self.normalizer is not None:
+            return tiled_attention(
+                (query, key, value),
+                mask,
+                scaling,
+                at_scores=_same,
+                mechanism=lambda scores, heads: self.probabilities(module, scores, heads),
+                at_probabilities=_same,
+            ).to(query.dtype)
+        width = value.shape[-1]
+        # fused kernels want values as wide as keys
+        value = functional.pad(value, (0, key.shape[-1] - width)) if key.shape[-1] > width else value
+        if self.null is None:
+            mixed = sdpa(module, query, key, value, mask=mask, scaling=scaling)
+        else:
+            mixed = null_attention(query, key, value, self.null.logit, mask=mask, scaling=scaling)
+        return mixed[..., :width]
+
+
+def _same(scores: Any) -> Any:
+    return scores

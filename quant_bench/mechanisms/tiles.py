@@ -1,0 +1,94 @@
+"""Attention with its scores and weights at hand, in tiles that stay in the cache."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from quant_bench.attention import Key, Query
+
+# values of one tile of scores: 2 MiB of float32 stay in a core's cache, and are enough work for two threads
+TILE = 1 << 19
+
+Scores = Float[Tensor, "slab group query key"]
+HeadIndex = Int[Tensor, "slab group"]
+Change = Callable[[Scores], Scores]
+Normalizer = Callable[[Scores, HeadIndex], Scores]
+
+
+def softmax(scores: Scores, heads: HeadIndex | None = None) -> Scores:
+    """Probabilities over the last axis, the same for every head."""
+    return torch.softmax(scores, dim=-1)
+
+
+def tiled_attention(
+    operands: tuple[Query, Key, Key],
+    mask: Bool[Tensor, "..."] | None,
+    scaling: float,
+    *,
+    at_scores: Change,
+    mechanism: Normalizer,
+    at_probabilities: Change,
+) -> Query:
+    """Attention by tiles of queries and heads, in float32 or wider, never all heads' scores at once.
+
+    Args:
+        operands: query, key and value as an `AttentionCore` gets them.
+        mask: as an `AttentionCore` gets it; None (causal) leaves out the tiles that no query of theirs may see.
+        scaling: factor on the scores.
+        at_scores: sees the scaled scores before the mask, may change them in place.
+        mechanism: scores, -inf where not allowed, and the query heads that they belong to, to probabilities.
+        at_probabilities: sees the probabilities, may change them in place.
+    """
+    query, key, value = operands
+    batch, heads, queries, width = query.shape
+    kv_heads, keys = key.shape[1], key.shape[2]
+    group, slabs = heads // kv_heads, batch * kv_heads
+    wide = torch.promote_types(query.dtype, torch.float32)
+    flat_query = query.to(wide).reshape(slabs, group, queries, width)
+    flat_key = key.to(wide).reshape(slabs, keys, width).transpose(1, 2)
+    flat_value = value.to(wide).reshape(slabs, keys, value.shape[-1])
+    out = flat_query.new_empty(slabs, group, queries, value.shape[-1])
+    rows = min(queries, max(1, TILE // (group * keys)))
+    together = max(1, TILE // (group * rows * keys))
+    unused = flat_query.new_zeros(1, 1, 1)
+    future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
+    heads_of = torch.arange(heads, device=query.device).view(kv_heads, group)
+    for slab in range(0, slabs, together):
+        part = slice(slab, min(slab + together, slabs))
+        owners = heads_of[torch.arange(part.start, part.stop, device=query.device) % kv_heads]
+        for start in range(0, queries, rows):
+            stop = min(start + rows, queries)
+            end = keys - queries + stop if mask is None else keys
+            tile = flat_query[part, :, start:stop]
+            scores = torch.baddbmm(unused, tile.flatten(1, 2), flat_key[part, :, :end], beta=0, alpha=scaling)
+            scores = at_scores(scores.view(*tile.shape[:3], end))
+            if mask is None:
+                # earlier keys are all allowed: only the square at the end has a future
+                count = stop - start
+                scores[..., end - count :].masked_fill_(future[:count, :count], -torch.inf)
+                probabilities = mechanism(scores, owners)
+            else:
+                scores.masked_fill_(~_allowed(mask, part, start, stop, kv_heads), -torch.inf)
+                # a query without an allowed key has no probabilities: its row is 0
+                probabilities = mechanism(scores, owners).nan_to_num(0.0)
+            probabilities = at_probabilities(probabilities)
+            mixed = torch.bmm(probabilities.flatten(1, 2), flat_value[part, :end])
+            out[part, :, start:stop] = mixed.view(*tile.shape[:3], -1)
+    return out.view(batch, heads, queries, value.shape[-1])
+
+
+def _allowed(
+    mask: Bool[Tensor, "..."], part: slice, start: int, stop: int, kv_heads: int
+) -> Bool[Tensor, "slab group query key"]:
+    """The part of a broadcast mask that belongs to some (batch, kv head) slabs and queries."""
+    full = mask[(None,) * (4 - mask.dim())]
+    if full.shape[2] > 1:
+        full = full[:, :, start:stop]
+    slab = torch.arange(part.start, part.stop, device=mask.device)
+    batch = slab // kv_heads if full.shape[0] > 1 else torch.zeros_like(slab)
+    if full.shape[1] == 1:
+        # one mask for all heads: where the batch has one too, it is a view
+        return full if full.shape[0] == 1 else full[batch]
+    return full.view(full.shape[0], kv_heads, -1, *full.shape[2:])[batch, slab % kv_heads]
