@@ -2,7 +2,7 @@
 
 The public surface is this list; importing it is cheap, torch comes with the first use:
 
-- `load_model`, `quantize`, `evaluate`: one model, one step at a time.
+- `load_model`, `attach`, `quantize`, `evaluate`: one model, one step at a time; `save` writes one with its arm.
 - `run`: cells end to end, with records.
 - `leaderboard`: the table of a folder of records.
 """
@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["LanguageModel", "evaluate", "leaderboard", "load_model", "quantize", "run"]
+__all__ = ["LanguageModel", "attach", "evaluate", "leaderboard", "load_model", "quantize", "run", "save"]
 
 _HOME = {
     "LanguageModel": "quant_bench.model",
+    "attach": "quant_bench.models",
     "evaluate": "quant_bench.api",
     "leaderboard": "quant_bench.api",
     "load_model": "quant_bench.models",
     "quantize": "quant_bench.api",
     "run": "quant_bench.api",
+    "save": "quant_bench.models",
 }
 
 if TYPE_CHECKING:
     from quant_bench.api import evaluate, leaderboard, quantize, run
     from quant_bench.model import LanguageModel
-    from quant_bench.models import load_model
+    from quant_bench.models import attach, load_model, save
 
 
 def __getattr__(name: str) -> object:

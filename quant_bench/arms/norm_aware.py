@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quant_bench.arm import Arm, Attended
-from quant_bench.mechanisms import KeyNormBias, add_key_bias
+from quant_bench.mechanisms import KeyLengthBias, add_key_bias
 from quant_bench.model import LanguageModel
 
 
@@ -17,7 +17,7 @@ class NormAware(Arm):
     """
 
     def attach(self, model: LanguageModel) -> LanguageModel:
-        return add_key_bias(model, lambda shape: KeyNormBias())
+        return add_key_bias(model, lambda shape: KeyLengthBias())
 
     def key_bias(self, a: Attended) -> Tensor:
         return -a.scaling * a.key.square().sum(-1) / 2

@@ -1,7 +1,7 @@
 """Parts of attention mechanisms, and how arms install them: the plain definitions are in the arms themselves."""
 
 from quant_bench.mechanisms.core import GateBias as GateBias
-from quant_bench.mechanisms.core import KeyNormBias as KeyNormBias
+from quant_bench.mechanisms.core import KeyLengthBias as KeyLengthBias
 from quant_bench.mechanisms.core import Mechanism as Mechanism
 from quant_bench.mechanisms.gates import HeadGate as HeadGate
 from quant_bench.mechanisms.gates import NormGate as NormGate

@@ -42,7 +42,7 @@ class GateBias(nn.Module):
         return log_gate(self.gate, value)
 
 
-class KeyNormBias(nn.Module):
+class KeyLengthBias(nn.Module):
     """-scaling |k|^2 / 2: with it, scores rank keys by their distance from the query."""
 
     def forward(self, key: Key, value: Key, scaling: float) -> Float[Tensor, "batch kv_head key"]:

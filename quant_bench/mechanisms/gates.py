@@ -165,16 +165,23 @@ class GatedProjection(nn.Module):
         super().__init__()
         self.projection, self.gate, self.fused, self.shape = projection, gate, fused, shape
 
+    def reads(self, out: Float[Tensor, "*batch out"]) -> Read:
+        """The reads in what the projection gave, before the gate."""
+        if self.fused == "value":
+            return out.view(*out.shape[:-1], *self.shape)
+        if self.fused == "thirds":
+            third = out[..., -self.shape[0] * self.shape[1] :]
+            return third.unflatten(-1, self.shape)
+        return out.unflatten(-1, (self.shape[0], 3, self.shape[1]))[..., 2, :]
+
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         out = self.projection(x)
+        read = self.gate(self.reads(out))
         if self.fused == "value":
-            return self.gate(out.unflatten(-1, self.shape)).flatten(-2)
+            return read.flatten(-2)
         if self.fused == "thirds":
-            width = self.shape[0] * self.shape[1]
-            read = self.gate(out[..., -width:].unflatten(-1, self.shape)).flatten(-2)
-            return torch.cat((out[..., :-width], read), -1)
+            return torch.cat((out[..., : -read.shape[-2] * read.shape[-1]], read.flatten(-2)), -1)
         heads = out.unflatten(-1, (self.shape[0], 3, self.shape[1]))
-        read = self.gate(heads[..., 2, :])
         return torch.cat((heads[..., :2, :], read[..., None, :]), -2).flatten(-3)
 
 

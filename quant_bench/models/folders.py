@@ -77,6 +77,12 @@ def check_config(folder: Path, trust_remote_code: bool) -> None:
         raise ModelError(f"{folder} is quantized already ({method}); give the float checkpoint")
 
 
+def arm_of(folder: Path) -> str | None:
+    """The arm that the weights of a folder belong to, as `quant_bench.save` noted it; None for the model as it is."""
+    arm = _json(folder / "config.json").get("quant_bench_arm")
+    return None if arm is None else str(arm)
+
+
 def weights_sha256(folder: Path, files: list[Path], cache: Path) -> str:
     """What `sha256sum config.json FILE… | sha256sum` prints: equal weights under another configuration differ."""
     return listing_sha256([folder / "config.json", *files], cache)

@@ -13,6 +13,7 @@ from quant_bench.attention import ATTENTION
 from quant_bench.errors import Blocked, ModelError
 from quant_bench.identity import ModelIdentity
 from quant_bench.model import LanguageModel
+from quant_bench.models import arms, folders
 from quant_bench.models.layouts import layout_of
 from quant_bench.models.quiet import quiet
 from quant_bench.models.sources import LoadOptions, Source, find
@@ -38,14 +39,21 @@ def load_model(name: str, options: LoadOptions | None = None) -> LanguageModel:
     source = find(name, options)
     with quiet():
         tokenizer = _tokenizer(source, options)
-        module = _module(source, options)
+        arm = folders.arm_of(source.folder)
+        module = _module(source, options) if arm is None else _untrained(source, options)
     _check_config(module.config, name)
     rows = module.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ModelError(f"{name!r}: the tokenizer has {len(tokenizer)} tokens, the embedding only {rows} rows")
-    return LanguageModel(
-        module=_frozen(module.to(device)), tokenizer=tokenizer, identity=source.identity, layout=layout_of(module)
+    model = LanguageModel(
+        module=_frozen(module), tokenizer=tokenizer, identity=source.identity, layout=layout_of(module)
     )
+    if arm is not None:
+        delattr(module.config, arms.ARM_KEY)
+        model = arms.attach(model, arm)
+        arms.load_weights(model.module, folders.weight_files(source.folder), name)
+    model.module.to(device)
+    return model
 
 
 def from_module(module: nn.Module, tokenizer: Any, name: str = "memory") -> LanguageModel:
@@ -120,6 +128,20 @@ def _module(source: Source, options: LoadOptions) -> Any:
             first = sorted(map(str, report[key]))[0]
             raise ModelError(f"{name!r}: weights do not fit the configuration ({key.split('_')[0]}: {first})")
     return module
+
+
+def _untrained(source: Source, options: LoadOptions) -> Any:
+    """A model of the folder's configuration, for weights that an arm has to be attached for first."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(
+            source.folder, trust_remote_code=options.trust_remote_code, local_files_only=True
+        )
+        with torch.random.fork_rng(devices=[]):
+            return AutoModelForCausalLM.from_config(config, dtype=_DTYPES[options.dtype], attn_implementation=ATTENTION)
+    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
+        raise ModelError(f"{source.identity.name!r} cannot be loaded: {error}") from error
 
 
 def _check_config(config: Any, name: str) -> None:

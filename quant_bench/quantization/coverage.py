@@ -38,7 +38,7 @@ def coverage_of(model: LanguageModel, notes: tuple[str, ...] = ()) -> Coverage:
             products, covered = products + size, covered + size
             stored += getattr(getattr(module, "weight", None), "nbytes", 0)
             dense += size * FLOAT_BYTES
-        elif isinstance(module, nn.Linear | Conv1D):
+        elif isinstance(module, nn.Linear | Conv1D) or hasattr(module, FLOAT_BECAUSE):
             skipped[path] = _reason(model, path, module)
             products += _size(module)
         elif isinstance(module, nn.Embedding):
@@ -78,6 +78,9 @@ def require_coverage(model: LanguageModel, coverage: Coverage) -> None:
 def _size(module: nn.Module) -> int:
     """Multiply-accumulates a token."""
     sizes: Any = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+    if hasattr(module, FLOAT_BECAUSE) and None in sizes:
+        # a gate of an arm: each of its numbers is one factor
+        return sum(parameter.numel() for parameter in module.parameters())
     if None in sizes:
         sizes = weight_of(module).shape if isinstance(module, nn.Linear | Conv1D) else _shape(module)
     return prod(sizes)

@@ -13,6 +13,7 @@ from quant_bench.model import LanguageModel
 from quant_bench.numerics.integers import Grid
 from quant_bench.numerics.tails import Range
 from quant_bench.quantization.attention import RoundedAttention, watch_attention
+from quant_bench.quantization.coverage import FLOAT_BECAUSE
 from quant_bench.quantization.rounding import StaticRounding, round_input_, round_output
 from quant_bench.quantizer import SchemeQuantizer
 
@@ -54,9 +55,12 @@ def full_sites(model: LanguageModel) -> FullSites:
     norms = [
         path
         for path, module in model.module.named_modules()
-        if "norm" in type(module).__name__.lower() and (path.startswith(inside) or path == layout.final_norm)
+        if "norm" in type(module).__name__.lower()
+        and (path.startswith(inside) or path == layout.final_norm)
+        and not hasattr(module, FLOAT_BECAUSE)
     ]
-    linears = [site.path for site in layout.linears]
+    # of a gated value projection it is the gated read that attention multiplies
+    linears = [site.path.removesuffix(".projection") for site in layout.linears]
     sums = _middle_sums(model)
     if len(layout.embeddings) > 1:
         # token plus position embedding: their sum is what enters the first layer

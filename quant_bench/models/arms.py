@@ -1,0 +1,81 @@
+"""Arms on models: attaching one by name, and saving and loading a model with the one it has."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from quant_bench import registry
+from quant_bench.arm import Arm
+from quant_bench.errors import ModelError
+from quant_bench.model import LanguageModel
+
+# under this name a model's configuration says which arm its weights belong to
+ARM_KEY = "quant_bench_arm"
+
+
+def arm_of(model: LanguageModel) -> str:
+    """Canonical text of the arm that a model has; `softmax` for the model as it is."""
+    return getattr(model.config, ARM_KEY, "softmax")
+
+
+def attach(model: LanguageModel, arm: str | Arm, seed: int = 0) -> LanguageModel:
+    """Give a float model an attention mechanism.
+
+    Args:
+        model: given away; use the one returned.
+        arm: spec such as `clipped_softmax(gamma=-0.03)` or `sink_logit+norm_gate`, or an instance.
+        seed: of initial values that are drawn (output gates, sink token); all others are constants.
+
+    Raises:
+        ModelError: the model has another arm already: its weights belong to that one.
+        NotApplicable: the mechanism makes no sense for this model.
+        SpecError, UnknownPlugin: the text names no arm.
+    """
+    built = registry.build("arms", arm) if isinstance(arm, str) else arm
+    text, present = registry.canonical("arms", built), arm_of(model)
+    if present != "softmax":
+        if present == text:
+            return model
+        raise ModelError(f"{model.identity.name!r} was made with arm {present}: ask for that one, not for {text}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = built.attach(model)
+    if text != "softmax":
+        setattr(model.config, ARM_KEY, text)
+    return model
+
+
+def save(model: LanguageModel, folder: Path | str) -> None:
+    """Write a float model, its tokenizer and (in config.json) its arm; `load_model(folder)` gives it back.
+
+    Raises:
+        ModelError: the model is quantized: codes are made again from the float weights.
+    """
+    if model.execution != "float":
+        raise ModelError("only a float model can be saved; quantize it again after loading")
+    module: Any = model.module
+    module.save_pretrained(folder)
+    if model.tokenizer is not None:
+        model.tokenizer.save_pretrained(folder)
+
+
+def load_weights(module: nn.Module, files: list[Path], name: str) -> None:
+    """Fill a model that has its arm from safetensors files; nothing may be missing, left over or of another shape.
+
+    Raises:
+        ModelError: weights and model do not fit.
+    """
+    state = {key: value for file in files for key, value in load_file(file).items()}
+    own = module.state_dict()
+    # a tied head is stored once
+    stored = {own[key].data_ptr() for key in state if key in own}
+    missing = sorted(key for key in own if key not in state and own[key].data_ptr() not in stored)
+    unknown = sorted(key for key in state if key not in own)
+    wrong = sorted(key for key in state if key in own and own[key].shape != state[key].shape)
+    for what, keys in (("missing", missing), ("unknown", unknown), ("of another shape", wrong)):
+        if keys:
+            raise ModelError(f"{name!r}: weights do not fit the configuration and its arm ({what}: {keys[0]})")
+    module.load_state_dict(state, strict=False)
