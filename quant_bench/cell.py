@@ -4,10 +4,14 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
 from quant_bench.errors import RecordError, SpecError
-from quant_bench.spec import Spec, written
+from quant_bench.spec import Spec, joined, written
+
+# the arm that others are compared with: the model as it is
+BASELINE_ARM: Final = "softmax"
 
 # with `@seed=…` and `.json` behind it a name stays below the 255 bytes of common file systems
 _LONGEST = 200
@@ -19,7 +23,7 @@ class Cell:
 
     Attributes:
         model: as the user named it, with revision and dtype where they are not the default.
-        arm, quantizer, task: canonical specs.
+        arm, quantizer, task: canonical specs; of an arm also several, joined by `+`.
         seed: of calibration, bootstrap and anything drawn.
     """
 
@@ -55,7 +59,7 @@ class Cell:
 
 @lru_cache(4096)
 def _canonical(text: str) -> str:
-    return str(Spec.parse(text))
+    return "+".join(str(Spec.parse(part)) for part in joined(text))
 
 
 def _encoded(text: str, safe: str) -> str:
@@ -66,9 +70,11 @@ def _encoded(text: str, safe: str) -> str:
 
 @lru_cache(4096)
 def _spec_name(text: str) -> str:
-    spec = Spec.parse(text)
-    settings = (f",{key}={_encoded(written(value), '+')}" for key, value in spec.settings.items())
-    return _shortened(_encoded(spec.name, "") + "".join(settings))
+    names: list[str] = []
+    for spec in map(Spec.parse, joined(text)):
+        settings = (f",{key}={_encoded(written(value), '+')}" for key, value in spec.settings.items())
+        names.append(_encoded(spec.name, "") + "".join(settings))
+    return _shortened("+".join(names))
 
 
 def _shortened(name: str) -> str:
