@@ -17,7 +17,7 @@ from quant_bench import schemes
 from quant_bench._roots import plugin_folders
 from quant_bench.coercion import coerce, setting_types
 from quant_bench.errors import PluginError, SpecError, UnknownPlugin
-from quant_bench.spec import Spec, Value, joined
+from quant_bench.spec import Spec, joined
 
 if TYPE_CHECKING:
     from quant_bench.arm import Arm

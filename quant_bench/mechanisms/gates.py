@@ -172,7 +172,8 @@ class GatedProjection(nn.Module):
         if self.fused == "thirds":
             third = out[..., -self.shape[0] * self.shape[1] :]
             return third.unflatten(-1, self.shape)
-        return out.unflatten(-1, (self.shape[0], 3, self.shape[1]))[..., 2, :]
+        heads: Tensor = out.view(*out.shape[:-1], self.shape[0], 3, self.shape[1])
+        return heads[..., 2, :]
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         out = self.projection(x)
