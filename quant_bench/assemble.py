@@ -1,13 +1,14 @@
 """From what a task found to what a record holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from quant_bench import registry
+from quant_bench.cell import BASELINE_ARM
 from quant_bench.environment import environment, versions
 from quant_bench.identity import ModelIdentity
-from quant_bench.plan import PlannedCell, RunOptions
+from quant_bench.plan import Difference, PlannedCell, RunOptions
 from quant_bench.record import Record, State
 from quant_bench.samples import Samples
 from quant_bench.score import Score
@@ -15,15 +16,25 @@ from quant_bench.statistics import delta_of, score_of
 from quant_bench.task import Evaluation
 
 
-def scores_of(evaluation: Evaluation, reference: Samples | None, seed: int) -> Iterator[Score]:
-    """Scores with intervals, and with paired differences where the float cell answered the same items."""
+def scores_of(evaluation: Evaluation, references: Mapping[Difference, Samples], seed: int) -> Iterator[Score]:
+    """Scores with intervals, and with paired differences where another cell answered the same items.
+
+    Args:
+        evaluation: what the task found.
+        references: samples of the float cell (`delta`) and of the cell with softmax attention (`arm_delta`).
+        seed: of the resamples.
+    """
+    names: dict[Difference, str] = {"delta": "none", "arm_delta": BASELINE_ARM}
     for plain in evaluation.plain:
         yield Score(plain.metric, plain.value, n=plain.n)
     for measure in evaluation.measures:
         score = score_of(measure, evaluation.samples, seed)
-        if reference is not None and measure.column in reference.frame.columns:
-            score = replace(score, delta=delta_of(measure, evaluation.samples, reference.frame, seed, "none"))
-        yield score
+        found = {
+            difference: delta_of(measure, evaluation.samples, reference.frame, seed, names[difference])
+            for difference, reference in references.items()
+            if measure.column in reference.frame.columns
+        }
+        yield replace(score, delta=found.get("delta"), arm_delta=found.get("arm_delta"))
 
 
 def empty_record(

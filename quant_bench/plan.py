@@ -7,6 +7,7 @@ from typing import Any, Literal
 import quant_bench
 from quant_bench import registry
 from quant_bench.arm import Arm
+from quant_bench.cell import BASELINE_ARM
 from quant_bench.errors import RecordError, SpecError
 from quant_bench.identity import ModelIdentity
 from quant_bench.probe import Probe
@@ -14,6 +15,9 @@ from quant_bench.quantizer import Quantizer
 from quant_bench.record import Cell, Record
 from quant_bench.samples import SampleStore, digest_of
 from quant_bench.task import Task
+
+# the fields of a score that compare its cell with another
+Difference = Literal["delta", "arm_delta"]
 
 DEFAULT_TASKS = ("wikitext2", "outliers", "parity")
 
@@ -87,11 +91,12 @@ def model_name(options: RunOptions) -> str:
 
 
 def planned_cells(options: RunOptions) -> list[PlannedCell]:
-    """Every cell of the product, the float model first, so that later cells can be compared with it."""
+    """Every cell of the product; softmax and the float model first, so that later cells can be compared with them."""
     for seed in options.seeds:
         if not 0 <= seed < 1 << 63:
             raise SpecError(f"a seed is a whole number from 0 to 2^63 - 1; got {seed!r}")
-    arms = [registry.build("arms", text) for text in options.arms]
+    arms = _unique(registry.build("arms", text) for text in options.arms)
+    arms.sort(key=lambda arm: registry.canonical("arms", arm) != BASELINE_ARM)
     quantizers = _unique(registry.build("quantizers", text) for text in options.quantizers)
     quantizers.sort(key=lambda quantizer: registry.canonical("quantizers", quantizer) != "none")
     tasks = _unique(_with_limits(registry.build("tasks", text), options) for text in options.tasks)
@@ -173,14 +178,26 @@ def float_twin(planned: PlannedCell) -> PlannedCell:
     return PlannedCell(twin, planned.arm, registry.build("quantizers", "none"), planned.task)
 
 
+def arm_twin(planned: PlannedCell) -> PlannedCell:
+    """The cell of the same model, quantizer, task and seed with softmax attention."""
+    twin = replace(planned.cell, arm=BASELINE_ARM)
+    return PlannedCell(twin, registry.build("arms", BASELINE_ARM), planned.quantizer, planned.task)
+
+
+def twins(planned: PlannedCell) -> dict[Difference, PlannedCell]:
+    """The cells that a cell is compared with: not itself, so the float cell with softmax has none."""
+    found: dict[Difference, PlannedCell] = {"delta": float_twin(planned), "arm_delta": arm_twin(planned)}
+    return {difference: twin for difference, twin in found.items() if twin.cell != planned.cell}
+
+
 def pending_cells(
     cells: list[PlannedCell], options: RunOptions, identity: ModelIdentity, store: SampleStore
 ) -> tuple[list[PlannedCell], list[tuple[PlannedCell, Record]]]:
     """Cells to run and cells that are done.
 
-    A finished float cell whose samples or distributions are gone or damaged runs again when a cell to run would be
-    compared with it, and a finished cell without differences runs again beside its float cell: a missing reference
-    must never turn into a missing difference without anybody having asked for that.
+    A finished float or softmax cell whose samples or distributions are gone or damaged runs again when a cell to run
+    would be compared with it, and a finished cell without differences runs again beside its float or softmax cell: a
+    missing reference must never turn into a missing difference without anybody having asked for that.
     """
     done: list[tuple[PlannedCell, Record]] = []
     todo: list[PlannedCell] = []
@@ -196,36 +213,44 @@ def pending_cells(
     references: dict[Cell, Record | None] = {planned.cell: None for planned in todo}
     references |= {planned.cell: record for planned, record in done}
     for planned, record in list(done):
-        twin = float_twin(planned).cell
-        if twin in references and twin != planned.cell and _lacks_difference(record, references[twin]):
+        compared = [(kind, twin.cell) for kind, twin in twins(planned).items() if twin.cell in references]
+        if any(_lacks_difference(kind, record, references[twin]) for kind, twin in compared):
             done.remove((planned, record))
             todo.append(planned)
-    wanted = {float_twin(planned).cell for planned in todo if planned.cell.quantizer != "none"}
-    for planned, record in list(done):
-        if planned.cell in wanted and not _has_reference(record, sample_key(planned, identity, None), store):
-            done.remove((planned, record))
-            todo.append(planned)
+    # a cell that runs again only to be compared with may itself be compared with another
+    looked_at = 0
+    while looked_at < len(todo):
+        wanted = {twin.cell for planned in todo[looked_at:] for twin in twins(planned).values()}
+        looked_at = len(todo)
+        for planned, record in list(done):
+            key = sample_key(planned, identity, record.identity.get("calibration_sha256"))
+            if planned.cell in wanted and not _has_reference(record, key, store):
+                done.remove((planned, record))
+                todo.append(planned)
     order = {planned.cell: index for index, planned in enumerate(cells)}
     todo.sort(key=lambda planned: order[planned.cell])
     return todo, done
 
 
-def _lacks_difference(record: Record, reference: Record | None) -> bool:
-    """Whether a cell was measured without its float cell, which is there now or (None) is about to be."""
+def _lacks_difference(difference: Difference, record: Record, reference: Record | None) -> bool:
+    """Whether a cell was measured without what it is compared with, which is there now or (None) is about to be."""
 
     def means(of: Record) -> set[str]:
         return {score.metric.name for score in of.scores if score.metric.reduction != "none"}
 
-    if not means(record) or any(score.delta is not None for score in record.scores):
+    if not means(record) or any(getattr(score, difference) is not None for score in record.scores):
         return False
     if reference is None:
         return True
-    same_data = record.identity.get("data_sha256") == reference.identity.get("data_sha256")
-    return same_data and bool(means(record) & means(reference))
+    # two arms of one quantizer saw the same calibration, or they are not compared; the float model saw none
+    same = ("data_sha256",) if difference == "delta" else ("data_sha256", "calibration_sha256")
+    comparable = all(record.identity.get(key) == reference.identity.get(key) for key in same)
+    comparable = comparable and record.convention == reference.convention
+    return comparable and bool(means(record) & means(reference))
 
 
 def _has_reference(record: Record, key: str, store: SampleStore) -> bool:
-    """Whether what other cells are compared with is still there, for a finished float cell."""
+    """Whether what other cells are compared with is still there, for a finished cell."""
     if record.state != "measured":
         return True
     samples = store.read(key)

@@ -25,6 +25,7 @@ from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.lowbit.memory import release_memory, tune_allocator
 from quant_bench.model import LanguageModel, ModelIdentity
 from quant_bench.plan import (
+    Difference,
     PlannedCell,
     RunOptions,
     finished,
@@ -32,6 +33,7 @@ from quant_bench.plan import (
     pending_cells,
     planned_cells,
     sample_key,
+    twins,
 )
 from quant_bench.probe import Probe
 from quant_bench.progress import Progressor
@@ -194,7 +196,7 @@ def _calibration(run: _Run, planned: PlannedCell, model: LanguageModel) -> Calib
 
 
 def _quantized(planned: PlannedCell, model: LanguageModel, calibration: Calibration) -> LanguageModel:
-    model = planned.arm.attach(model)
+    model = models.attach(model, planned.arm, planned.cell.seed)
     model = planned.quantizer.quantize(model, calibration)
     # what stays in float is the same float32 arithmetic through a packed product, about a tenth faster
     pack_float_linears_(model.module)
@@ -227,20 +229,21 @@ def _measured(
 ) -> Record:
     """Scores with intervals and differences; stores the samples first."""
     identity = model.identity
-    reference: Samples | None = None
-    if planned.cell.quantizer == "none":
-        key = sample_key(planned, identity, None)
-        probed = run.store.probe_path(key).is_file()
-        run.store.write(key, Samples(evaluation.samples, evaluation.data_sha256, probed))
-    else:
-        key = sample_key(planned, identity, calibration.sha256)
-        run.store.write(key, Samples(evaluation.samples, evaluation.data_sha256))
-        reference = run.store.read(sample_key(float_twin(planned), identity, None))
-        if reference is not None and reference.data_sha256 != evaluation.data_sha256:
-            log.warning("%s: the float cell answered other items; no difference is given", planned.cell.task)
-            reference = None
+    key = sample_key(planned, identity, calibration.sha256)
+    probed = planned.cell.quantizer == "none" and run.store.probe_path(key).is_file()
+    ours = Samples(evaluation.samples, evaluation.data_sha256, probed, evaluation.convention)
+    run.store.write(key, ours)
+    references: dict[Difference, Samples] = {}
+    for difference, twin in twins(planned).items():
+        # what the quantizer saw belongs to a cell: two arms are compared only where both were given the same
+        seen = None if difference == "delta" else calibration.sha256
+        reference = run.store.read(sample_key(twin, identity, seen))
+        if reference is not None and ours.same_items(reference):
+            references[difference] = reference
+        elif reference is not None:
+            log.warning("%s: %s answered other items; no difference is given", planned.cell.task, twin.cell)
     return empty_record(run.options, planned, identity, "measured", None).with_results(
-        scores=list(scores_of(evaluation, reference, planned.cell.seed)),
+        scores=list(scores_of(evaluation, references, planned.cell.seed)),
         evaluation=evaluation,
         coverage=model.coverage,
         calibration=calibration,

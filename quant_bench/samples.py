@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 _DATA = b"quant_bench.data_sha256"
 _PROBED = b"quant_bench.probed"
+_CONVENTION = b"quant_bench.convention"
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,18 @@ class Samples:
         frame: one row an item.
         data_sha256: digest of the data they were asked about.
         probed: whether next-token distributions were collected with them, at `SampleStore.probe_path`.
+        convention: of the task; an arm may change what a window holds, and with it what an item is. None when unknown.
     """
 
     frame: pd.DataFrame
     data_sha256: str
     probed: bool = False
+    convention: str | None = None
+
+    def same_items(self, other: "Samples") -> bool:
+        """Whether items of the same name are the same question."""
+        conventions = {self.convention, other.convention} - {None}
+        return self.data_sha256 == other.data_sha256 and len(conventions) < 2
 
 
 class SampleStore:
@@ -59,6 +67,8 @@ class SampleStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         table = pa.Table.from_pandas(samples.frame, preserve_index=False)
         notes = {_DATA: samples.data_sha256.encode(), _PROBED: b"1" if samples.probed else b"0"}
+        if samples.convention is not None:
+            notes[_CONVENTION] = samples.convention.encode()
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), **notes})
         handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
         os.close(handle)
@@ -80,4 +90,5 @@ class SampleStore:
             log.warning("%s cannot be read, as if it were not there: %s", path, error)
             return None
         notes = table.schema.metadata or {}
-        return Samples(table.to_pandas(), notes.get(_DATA, b"").decode(), notes.get(_PROBED) == b"1")
+        convention = notes[_CONVENTION].decode() if _CONVENTION in notes else None
+        return Samples(table.to_pandas(), notes.get(_DATA, b"").decode(), notes.get(_PROBED) == b"1", convention)

@@ -22,6 +22,8 @@ from quant_bench.identity import ModelIdentity
 from quant_bench.plan import planned_cells, sample_key
 from quant_bench.record import Record
 from quant_bench.runner import Outcome, RunOptions, _check_writable, run_cells
+from quant_bench.samples import SampleStore
+from quant_bench.score import Delta
 
 TASKS = ("python_docs(limit=3,seq_length=32)", "outliers(limit=3,seq_length=32,text=python_docs)")
 
@@ -174,6 +176,117 @@ def test_a_cell_measured_before_its_float_cell_gets_its_difference(options: RunO
     assert any(score.delta is not None for score in record.scores)
     assert "kl" in {score.metric.name for score in record.scores}
     assert all(o.skipped for o in run_cells(both))
+
+
+ARM = """
+from dataclasses import dataclass
+
+from quant_bench.arm import Arm
+
+
+@dataclass(frozen=True)
+class Louder(Arm):
+    \"\"\"Attention times a factor.
+
+    Source: this test.
+    \"\"\"
+
+    factor: float = 1.5
+
+    def attach(self, model):
+        for path in model.layout.attentions:
+            projection = model.module.get_submodule(path).o_proj
+            projection.weight.data = projection.weight.data * self.factor
+        return model
+"""
+
+
+@pytest.fixture
+def armed(options: RunOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
+    """A run that names a third party's arm, too."""
+    (tmp_path / "plugins" / "arms").mkdir(parents=True)
+    (tmp_path / "plugins" / "arms" / "louder.py").write_text(ARM, encoding="utf-8")
+    monkeypatch.setenv("QUANT_BENCH_PATH", str(tmp_path / "plugins"))
+    return replace(options, arms=("louder", "softmax"), quantizers=("none", "w8a8-static"), tasks=TASKS[:1])
+
+
+def arm_deltas(outcomes: list[Outcome]) -> dict[tuple[str, str], Delta | None]:
+    """Difference to softmax of the perplexity, by arm and recipe."""
+    return {
+        (o.cell.arm, o.cell.quantizer.partition("(")[0]): o.record.scores[0].arm_delta
+        for o in outcomes
+        if o.record is not None
+    }
+
+
+def perplexity(outcomes: list[Outcome], arm: str, quantizer: str) -> float:
+    (record,) = [o.record for o in outcomes if o.cell.arm == arm and o.cell.quantizer.startswith(quantizer)]
+    assert record is not None
+    assert record.scores[0].metric.name == "token_perplexity"
+    return record.scores[0].value
+
+
+def test_softmax_goes_first_and_the_other_arms_carry_their_paired_difference_to_it(armed: RunOptions) -> None:
+    outcomes = run_cells(armed)
+    assert [o.cell.arm for o in outcomes] == ["softmax", "softmax", "louder", "louder"]
+    deltas = arm_deltas(outcomes)
+    for quantizer in ("none", "rtn"):
+        assert deltas["softmax", quantizer] is None
+        delta = deltas["louder", quantizer]
+        assert delta is not None
+        difference = perplexity(outcomes, "louder", quantizer) - perplexity(outcomes, "softmax", quantizer)
+        assert delta.value == pytest.approx(difference, rel=1e-9)
+        assert delta.reference == "softmax"
+        assert delta.ci95 is not None
+        assert delta.ci95[0] < delta.value < delta.ci95[1]
+    assert deltas["louder", "none"] != deltas["louder", "rtn"]
+    assert all(o.skipped for o in run_cells(armed))
+
+
+def test_a_later_run_of_an_arm_finds_the_softmax_cells_of_an_earlier_one(armed: RunOptions) -> None:
+    together = arm_deltas(run_cells(replace(armed, results=armed.results / "together")))
+    cells = replace(armed, cache=armed.results / "cache")
+    run_cells(replace(cells, arms=("softmax",)))
+    later = arm_deltas(run_cells(replace(cells, arms=("louder",))))
+    assert later["louder", "rtn"] is not None
+    assert later == {key: delta for key, delta in together.items() if key[0] == "louder"}
+
+
+def test_lost_softmax_samples_are_measured_again_where_both_are_named(armed: RunOptions) -> None:
+    run_cells(replace(armed, arms=("softmax",)))
+    for path in (armed.cache or Path()).rglob("*.parquet"):
+        path.unlink()
+    alone = arm_deltas(run_cells(replace(armed, arms=("louder",))))
+    assert alone == {("louder", "none"): None, ("louder", "rtn"): None}
+    again = run_cells(armed)
+    assert not any(o.skipped for o in again)
+    assert arm_deltas(again)["louder", "rtn"] is not None
+    assert all(o.skipped for o in run_cells(armed))
+
+
+def test_a_softmax_cell_that_runs_again_for_another_arm_keeps_its_difference_to_float(armed: RunOptions) -> None:
+    run_cells(replace(armed, arms=("softmax",)))
+    lost = list((armed.cache or Path()).rglob("*.parquet"))
+    run_cells(replace(armed, arms=("louder",), quantizers=("none",)))
+    for path in lost:
+        path.unlink()
+    outcomes = run_cells(armed)
+    assert [o.cell.arm for o in outcomes if o.skipped] == ["louder"]
+    (record,) = [o.record for o in outcomes if o.cell.arm == "softmax" and o.cell.quantizer != "none"]
+    assert record is not None
+    assert record.scores[0].delta is not None
+
+
+def test_softmax_samples_of_another_convention_are_not_compared_with(armed: RunOptions) -> None:
+    run_cells(replace(armed, arms=("softmax",)))
+    store = SampleStore(armed.cache or Path())
+    for path in store.folder.glob("*.parquet"):
+        samples = store.read(path.stem)
+        assert samples is not None
+        assert samples.convention == "P1 seq=32 prefix=none"
+        store.write(path.stem, replace(samples, convention="P1 seq=31 prefix=none"))
+    deltas = arm_deltas(run_cells(replace(armed, arms=("louder",))))
+    assert deltas == {("louder", "none"): None, ("louder", "rtn"): None}
 
 
 def test_a_missing_corpus_blocks_its_cell_and_no_other(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
