@@ -78,3 +78,22 @@ def hub_rows(path: str, configuration: str, split: str, column: str) -> list[str
             state = "it was asked" if hub_answers() else "it does not answer, or HF_HUB_OFFLINE is set"
             raise Blocked(f"the hub's {path} ({configuration}, {split}) cannot be had: {state}: {said}") from error
     return [str(row) for row in rows[column]]
+
+
+def hub_stream(path: str, configuration: str | None, split: str, column: str) -> Iterator[str]:
+    """One text column of a hub data set, row by row as it arrives; nothing but the rows at hand is kept.
+
+    Raises:
+        Blocked: it is neither cached nor can it be read.
+    """
+    import datasets
+
+    with hub_access():
+        try:
+            for row in datasets.load_dataset(path, configuration, split=split, streaming=True):
+                yield str(row[column])
+        except Exception as error:
+            # as above: a dozen kinds
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            state = "it was asked" if hub_answers() else "it does not answer, or HF_HUB_OFFLINE is set"
+            raise Blocked(f"the hub's {path} ({configuration}, {split}) cannot be read: {state}: {said}") from error

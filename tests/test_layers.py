@@ -19,7 +19,7 @@ ROWS = (
     {"model", "attention", "cell", "coercion", "schemes", "data"},
     {"arm", "quantizer", "task", "record", "registry", "packing", "scoring", "observe", "mechanisms"},
     {"models"},
-    {"calibrate", "lowbit", "report", "decoding", "texts", "tiny"},
+    {"calibrate", "lowbit", "report", "decoding", "texts", "tiny", "training"},
     {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble"},
     {"parity", "runner"},
