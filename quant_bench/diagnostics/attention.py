@@ -1,0 +1,242 @@
+"""Task `attention`: masses, read norms, sink rate, exposure and gates, from readings to scores."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from quant_bench.diagnostics.sequences import Sequences
+from quant_bench.diagnostics.watch import AttentionWatch, Reading
+from quant_bench.errors import SpecError
+from quant_bench.lowbit.memory import release_memory
+from quant_bench.model import LanguageModel
+from quant_bench.score import Metric
+from quant_bench.task import Context, Evaluation, Measure, Plain
+
+Pooling = Literal["all", "sequence"]
+Typical = Literal["median", "mean"]
+# sequences between which the heap's holes are given back
+_RELEASE_EVERY = 16
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """What no source fixes; every choice is stored with the result.
+
+    Attributes:
+        quiet: percentile of a head's read norms below which a read is quiet.
+        pooling: over which reads of a head the percentile is taken: of all sequences, or of each one by itself.
+        typical: what the first read's norm is divided by: median or mean of the others'.
+        sink_threshold: mass above which a head counts as a sink.
+        sink_length: queries, from the first on, over which `sink_rate` takes the mean.
+    """
+
+    quiet: float = 25.0
+    pooling: Pooling = "all"
+    typical: Typical = "median"
+    sink_threshold: float = 0.3
+    sink_length: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quiet < 100:
+            raise SpecError(f"quiet must lie between 0 and 100; got {self.quiet!r}")
+        if not 0 < self.sink_threshold < 1:
+            raise SpecError(f"sink_threshold must lie between 0 and 1; got {self.sink_threshold!r}")
+        if self.sink_length < 1:
+            raise SpecError(f"sink_length must be at least 1; got {self.sink_length!r}")
+
+
+def _metric(name: str, unit: str = "share") -> tuple[str, Metric]:
+    # descriptions: no value of them is good by itself
+    return name, Metric(name, unit, "neither", "mean")
+
+
+METRICS: dict[str, Metric] = dict(
+    [
+        _metric("position0_mass"),
+        _metric("phantom_mass"),
+        _metric("missing_mass"),
+        _metric("sink_token_mass"),
+        _metric("sink_rate"),
+        _metric("sink_rate_context"),
+        _metric("phantom_rate"),
+        _metric("read_norm_ratio", "1"),
+        _metric("read_norm_ratio_gated", "1"),
+        _metric("exposure"),
+        _metric("exposure_gated"),
+        _metric("exposure_null"),
+        _metric("gate_mean"),
+        _metric("gate_below_half"),
+        _metric("output_gate_mean"),
+        _metric("output_gate_below_half"),
+    ]
+)
+POSITION0_NULL = Metric("position0_mass_null", "share", "neither")
+LEAST = {name: Metric(f"{name}_min", "1", "neither") for name in ("gate", "output_gate")}
+
+
+def attention(model: LanguageModel, context: Context, sequences: Sequences, settings: AttentionSettings) -> Evaluation:
+    """Where attention weights go and how loud reads are; docs/diagnostics.md has every definition.
+
+    A score is a mean over heads, layers and sequences (each counts the same), its interval one over sequences. Masses
+    are means over queries of the weights as they enter the average of values; a quantized model's are its own rounded
+    ones. `details` has the same numbers layer by layer.
+
+    Raises:
+        NotApplicable: the model's weights or reads cannot be seen.
+        QuantizationError: a value is not finite.
+    """
+    rows: list[list[dict[str, float]]] = []
+    norms, received, passed, uniform = _Kept(), _Kept(), _Kept(), _Kept()
+    length = min(settings.sink_length, sequences.ids.shape[1])
+    least: dict[str, float] = {}
+    with AttentionWatch(model) as watch:
+        for index, ids in enumerate(sequences.ids):
+            readings = watch.read(ids)
+            rows.append([_row(reading, settings, length) for reading in readings])
+            norms.add([reading.norms for reading in readings])
+            received.add([_by_kv_head(reading) for reading in readings])
+            passed.add([reading.passed for reading in readings])
+            uniform.add([reading.uniform[None].expand(reading.norms.shape) for reading in readings])
+            for name in LEAST:
+                seen = [found.least for reading in readings if (found := getattr(reading, name)) is not None]
+                least |= {name: min([least.get(name, np.inf), *seen])} if seen else {}
+            context.progress(sequences.label, index + 1, len(sequences.ids))
+            if index % _RELEASE_EVERY == _RELEASE_EVERY - 1:
+                release_memory()
+    other: Pooling = "sequence" if settings.pooling == "all" else "all"
+    for layer in range(len(model.layout.layers)):
+        parts = norms.of(layer), received.of(layer), passed.of(layer), uniform.of(layer)
+        exposed = _exposure(*parts, settings.quiet, settings.pooling)
+        exposed |= {f"exposure_pooling_{other}": _exposure(*parts, settings.quiet, other)["exposure"]}
+        for name, values in exposed.items():
+            for row, value in zip(rows, values, strict=True):
+                row[layer][name] = float(value)
+    return _evaluation(rows, least, sequences, settings, length)
+
+
+class _Kept:
+    """A float32 number for each read: (sequence, head, key) of each layer."""
+
+    def __init__(self) -> None:
+        self._layers: list[list[Tensor]] = []
+
+    def add(self, parts: Sequence[Float[Tensor, "kv_head key"]]) -> None:
+        self._layers = self._layers or [[] for _ in parts]
+        for layer, part in zip(self._layers, parts, strict=True):
+            layer.append(part.float())
+
+    def of(self, layer: int) -> Float[Tensor, "item kv_head key"]:
+        return torch.stack(self._layers[layer])
+
+
+def _by_kv_head(reading: Reading) -> Float[Tensor, "kv_head key"]:
+    """Mass on each read, the mean of the query heads that share it."""
+    heads, keys = reading.norms.shape
+    return reading.masses.received.view(heads, -1, keys).mean(1)
+
+
+def _row(reading: Reading, settings: AttentionSettings, length: int) -> dict[str, float]:
+    """Numbers of one layer and one sequence."""
+    mass, typical = reading.masses, {"median": _median, "mean": _mean}
+    row = {
+        "position0_mass": float(mass.first.mean()),
+        "position0_mass_null": float(reading.uniform[0]),
+        "phantom_mass": float(mass.phantom.mean()),
+        "missing_mass": float(mass.missing.mean()),
+        "sink_rate": float((mass.first[:, :length].mean(1) > settings.sink_threshold).double().mean()),
+        "sink_rate_context": float((mass.first.mean(1) > settings.sink_threshold).double().mean()),
+        "phantom_rate": float((mass.phantom > settings.sink_threshold).double().mean()),
+    }
+    if mass.sink_token is not None and reading.sink_token_norms is not None:
+        row["sink_token_mass"] = float(mass.sink_token.mean())
+        row["sink_token_norm_ratio"] = _ratio(reading.sink_token_norms, reading.gated_norms[:, 1:], _median)
+    for name, norms in (("read_norm_ratio", reading.norms), ("read_norm_ratio_gated", reading.gated_norms)):
+        for kind, reduce in typical.items():
+            key = name if kind == settings.typical else f"{name}_to_{kind}"
+            row[key] = _ratio(norms[:, 0], norms[:, 1:], reduce)
+    for name in LEAST:
+        values = getattr(reading, name)
+        if values is not None:
+            row |= {f"{name}_mean": values.mean, f"{name}_below_half": values.below_half, f"{name}_min": values.least}
+    return row
+
+
+def _median(norms: Tensor) -> Tensor:
+    # of an even count, the mean of the two in the middle
+    return norms.double().quantile(0.5, dim=-1)
+
+
+def _mean(norms: Tensor) -> Tensor:
+    return norms.double().mean(-1)
+
+
+def _ratio(
+    one: Float[Tensor, " kv_head"], others: Float[Tensor, "kv_head key"], reduce: Callable[[Tensor], Tensor]
+) -> float:
+    """Mean over heads of a norm over the typical one; NaN where no head has a typical norm above 0."""
+    if others.shape[1] == 0:
+        return float("nan")
+    typical = reduce(others)
+    return float((one.double() / typical)[typical > 0].mean())
+
+
+def quiet_reads(
+    norms: Float[Tensor, "item kv_head key"], percentile: float, pooling: Pooling
+) -> Bool[Tensor, "item kv_head key"]:
+    """Reads whose norm lies below the percentile of their head's, pooled over all sequences or in each by itself."""
+    axes = (0, 2) if pooling == "all" else (2,)
+    limit = np.percentile(norms.double().numpy(), percentile, axis=axes, keepdims=True)
+    return norms < torch.from_numpy(limit)
+
+
+def _exposure(
+    norms: Float[Tensor, "item kv_head key"],
+    received: Float[Tensor, "item kv_head key"],
+    passed: Float[Tensor, "item kv_head key"],
+    uniform: Float[Tensor, "item kv_head key"],
+    percentile: float,
+    pooling: Pooling,
+) -> dict[str, Float[Tensor, " item"]]:
+    """Mass on quiet reads: as routed, after the gate, and under even weights."""
+    quiet = quiet_reads(norms, percentile, pooling).double()
+    shares = {"exposure": received, "exposure_gated": received * passed, "exposure_null": uniform}
+    return {name: (share.double() * quiet).sum(2).mean(1) for name, share in shares.items()}
+
+
+def _evaluation(
+    rows: list[list[dict[str, float]]],
+    least: dict[str, float],
+    sequences: Sequences,
+    settings: AttentionSettings,
+    length: int,
+) -> Evaluation:
+    by_sequence = [pd.DataFrame(row) for row in rows]
+    frame = pd.DataFrame([layers.mean() for layers in by_sequence])
+    table = sum((layers.fillna(0.0) for layers in by_sequence[1:]), by_sequence[0].fillna(0.0))
+    counts = sum((layers.notna() for layers in by_sequence[1:]), by_sequence[0].notna().astype(int))
+    table = table / counts
+    table["layer"] = range(len(table))
+    plain = [Plain(POSITION0_NULL, float(frame["position0_mass_null"].mean()))]
+    plain += [Plain(LEAST[name], value) for name, value in least.items()]
+    shown = [name for name in METRICS if name in frame and frame[name].notna().any()]
+    frame.insert(0, "item", range(len(frame)))
+    frame.insert(1, "tokens", sequences.ids.shape[1])
+    layers: list[dict[str, Any]] = [
+        {str(name): None if pd.isna(value) else float(value) for name, value in row.items()} | {"layer": index}
+        for index, row in table.iterrows()
+    ]
+    return Evaluation(
+        measures=[Measure(METRICS[name], name) for name in shown],
+        samples=frame[["item", "tokens", *shown]].copy(),
+        data_sha256=sequences.sha256,
+        convention=sequences.label,
+        plain=plain,
+        details={"layers": layers, "sequences": len(frame)},
+        settings={**sequences.settings, "sink_length": length},
+    )

@@ -1,0 +1,199 @@
+"""Where attention weights go: sums over queries, from tiles of the mechanism's own weights; no T × T matrix is kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from quant_bench.attention import Key, Query, core_of
+from quant_bench.mechanisms.core import Mechanism
+from quant_bench.mechanisms.normalizers import safe_softmax
+from quant_bench.mechanisms.tiles import TILE, HeadIndex, Scores
+from quant_bench.quantization.attention import RoundedAttention, mechanism_of, operands_of
+
+Mask = Bool[Tensor, "..."]
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How an attention module makes its weights, with what a quantizer rounds on the way.
+
+    Attributes:
+        core: the arm's core, for the operands; None without one.
+        normalize: masked scores and their heads -> weights.
+        null: logits of the null a head, or None.
+        null_share: whether a row of `normalize` lacks just what the null took (else it is computed beside it).
+        at_scores: sees the scores before the mask.
+        at_weights: sees the weights, as rounded by scope `full`; None where they are used as they are.
+    """
+
+    core: Any
+    normalize: Callable[[Scores, HeadIndex], Scores]
+    null: Float[Tensor, " head"] | None = None
+    null_share: bool = True
+    at_scores: Callable[[Scores], Scores] | None = None
+    at_weights: Callable[[Scores], Scores] | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Weighing":
+        """What an attention module does now.
+
+        Raises:
+            NotApplicable: its core has no method `probabilities`, so its weights cannot be seen.
+        """
+        core: Any = core_of(module)
+        if isinstance(core, RoundedAttention):
+            arm = core.arm
+            if arm is None:
+                return cls(None, _softmax, at_scores=core.scores.round_, at_weights=core.probabilities.round_)
+            null, share = _null(arm)
+            return cls(
+                arm,
+                lambda scores, heads: arm.probabilities(module, scores, heads),
+                null,
+                share,
+                core.scores.round_,
+                core.probabilities.round_,
+            )
+        null, share = _null(core)
+        return cls(core, mechanism_of(module), null, share)
+
+
+def _softmax(scores: Scores, heads: HeadIndex) -> Scores:
+    return torch.softmax(scores, -1)
+
+
+def _null(core: Any) -> tuple[Tensor | None, bool]:
+    if not isinstance(core, Mechanism) or core.null is None:
+        return None, True
+    return core.null.logit, core.normalizer is None
+
+
+@dataclass
+class Masses:
+    """Attention mass of one layer and one sequence, as means over queries; float64 on the CPU.
+
+    Attributes:
+        received: mass on each text token.
+        first: weight of the text's first token, query by query.
+        phantom: mass on the null.
+        sink_token: mass on the sink token; None without one.
+    """
+
+    received: Float[Tensor, "head key"]
+    first: Float[Tensor, "head query"]
+    phantom: Float[Tensor, " head"]
+    sink_token: Float[Tensor, " head"] | None
+
+    @property
+    def missing(self) -> Float[Tensor, " head"]:
+        """What is on no token and not on the null: rows that clipping or rectifying keeps from summing to 1."""
+        placed = self.received.sum(1) + self.phantom
+        return 1.0 - (placed if self.sink_token is None else placed + self.sink_token)
+
+
+def masses(
+    how: Weighing, module: nn.Module, operands: tuple[Query, Key, Key], mask: Mask | None, scaling: float, first: int
+) -> Masses:
+    """Sums of a layer's weights over the queries of a text.
+
+    Args:
+        how: makes the weights.
+        module: the attention module.
+        operands: query, key and value of one sequence as its core gets them.
+        mask: as its core gets it; None means causal.
+        scaling: factor on the scores.
+        first: tokens before the text (a sink token), whose own queries do not count.
+    """
+    query, key, _ = operands_of(how.core, module, operands, scaling)
+    query = query[:, :, first:]
+    if mask is not None and mask.shape[-2] > 1:
+        mask = mask[..., first:, :]
+    _, heads, queries, width = query.shape
+    kv_heads, keys = key.shape[1], key.shape[2]
+    group = heads // kv_heads
+    wide = torch.promote_types(query.dtype, torch.float32)
+    flat_query = query[0].to(wide).reshape(kv_heads, group, queries, width)
+    flat_key = key[0].to(wide).transpose(1, 2)
+    received = flat_query.new_zeros(kv_heads, group, keys, dtype=torch.float64)
+    beginning = flat_query.new_empty(kv_heads, group, queries)
+    phantom = received.new_zeros(kv_heads, group)
+    rows = min(queries, max(1, TILE // (group * keys)))
+    together = max(1, TILE // (group * rows * keys))
+    unused = flat_query.new_zeros(1, 1, 1)
+    future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
+    owners = torch.arange(heads, device=query.device).view(kv_heads, group)
+    for slab in range(0, kv_heads, together):
+        part = slice(slab, min(slab + together, kv_heads))
+        for start in range(0, queries, rows):
+            stop = min(start + rows, queries)
+            end = keys - queries + stop if mask is None else keys
+            tile = flat_query[part, :, start:stop]
+            scores = torch.baddbmm(unused, tile.flatten(1, 2), flat_key[part, :, :end], beta=0, alpha=scaling)
+            scores = scores.view(*tile.shape[:3], end)
+            if how.at_scores is not None:
+                scores = how.at_scores(scores)
+            if mask is None:
+                count = stop - start
+                scores[..., end - count :].masked_fill_(future[:count, :count], -torch.inf)
+            else:
+                scores.masked_fill_(~_allowed(mask, start, stop, part, group), -torch.inf)
+            weights, taken = _weights(how, scores, owners[part])
+            received[part, :, :end] += weights.sum(2)
+            beginning[part, :, start:stop] = weights[..., first]
+            if taken is not None:
+                phantom[part] += taken
+    received = received.view(heads, keys).cpu() / queries
+    return Masses(
+        received=received[:, first:],
+        first=beginning.view(heads, queries).double().cpu(),
+        phantom=phantom.view(heads).cpu() / queries,
+        sink_token=received[:, 0] if first else None,
+    )
+
+
+def _weights(how: Weighing, scores: Scores, owners: HeadIndex) -> tuple[Scores, Float[Tensor, "slab group"] | None]:
+    """Weights of a tile, and the mass on its null summed over queries."""
+    taken = None
+    if how.null is not None and not how.null_share:
+        null = how.null.to(scores.dtype)[owners][..., None, None]
+        taken = _lacking(safe_softmax(scores, null))
+    weights = how.normalize(scores, owners).nan_to_num_(0.0)
+    if how.null is not None and how.null_share:
+        taken = _lacking(weights)
+    return (weights if how.at_weights is None else how.at_weights(weights)), taken
+
+
+def _lacking(weights: Scores) -> Float[Tensor, "slab group"]:
+    """How much the rows lack to sum to 1, over all queries."""
+    return (1.0 - weights.sum(-1, dtype=torch.float64)).sum(-1)
+
+
+def _allowed(mask: Mask, start: int, stop: int, part: slice, group: int) -> Bool[Tensor, "slab group query key"]:
+    """The part of a broadcast mask that belongs to some heads and queries of the one sequence."""
+    full = mask[(None,) * (4 - mask.dim())][0]
+    if full.shape[1] > 1:
+        full = full[:, start:stop]
+    return full[:, None] if full.shape[0] == 1 else full.view(-1, group, *full.shape[1:])[part]
+
+
+def uniform_masses(mask: Mask | None, tokens: int, first: int) -> Float[Tensor, " key"]:
+    """Mass on each text token if every query spread its weight evenly over the text that it may see.
+
+    The first of them is H_T / T under a causal mask, H_T = 1 + 1/2 + … + 1/T.
+
+    Args:
+        mask: as a core gets it (of the first head); None means causal.
+        tokens: of the text.
+        first: tokens before the text, which get nothing.
+    """
+    if mask is None:
+        shares = 1.0 / torch.arange(1, tokens + 1, dtype=torch.float64)
+        return shares.flip(0).cumsum(0).flip(0) / tokens
+    allowed = mask[(None,) * (4 - mask.dim())][0, 0].cpu()[-tokens:, first : first + tokens].double()
+    allowed = allowed.expand(tokens, tokens)
+    # a query that may see nothing has nothing to spread
+    return (1.0 / allowed.sum(1).clamp_min(1.0)) @ allowed / tokens
