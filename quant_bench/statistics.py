@@ -1,10 +1,13 @@
-"""From per-item samples to a score with its uncertainty, and to the paired difference of two models; knows no torch."""
+"""From per-item samples to a score with its uncertainty, to paired differences, and over seeds; knows no torch."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 from scipy.stats import binomtest
 
 from quant_bench.errors import DataError, QuantizationError
@@ -89,7 +92,7 @@ def delta_of(
         samples: of this cell.
         reference_samples: of the reference, paired on column `item`.
         seed: of the resamples.
-        reference: canonical quantizer of the reference cell.
+        reference: canonical quantizer or arm of the reference cell.
 
     Raises:
         QuantizationError: no item is common, or a value is infinite.
@@ -113,6 +116,48 @@ def delta_of(
     binary = measure.metric.reduction == "mean" and measure.weight is None
     binary = binary and bool(np.isin(items[:, [0, 2]], (0.0, 1.0)).all())
     return Delta(estimate, ci95, reference, _mcnemar(value, other) if binary else None)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Numbers of several seeds.
+
+    Attributes:
+        mean: of them.
+        deviation: their sample standard deviation; None for one seed.
+        ci95: 95 % interval of the mean; None for one seed.
+        n: how many seeds.
+    """
+
+    mean: float
+    deviation: float | None
+    ci95: tuple[float, float] | None
+    n: int
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Mean, standard deviation and 95 % Student interval: mean ± t(0.975, n - 1) · s / √n over n seeds.
+
+    Seeds are few, so the interval is Student's and not a bootstrap's, which is far too narrow for three numbers. It
+    holds for seeds whose numbers are about normal, and says nothing about items.
+
+    Source: Student 1908, The Probable Error of a Mean, Biometrika 6.
+
+    Args:
+        values: one number a seed; for a paired difference, the differences.
+
+    Raises:
+        QuantizationError: there is no value, or one is not finite.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.size == 0 or not np.isfinite(numbers).all():
+        raise QuantizationError(f"a mean over seeds needs finite numbers; got {list(values)!r}")
+    mean, n = float(numbers.mean()), len(numbers)
+    if n == 1:
+        return Spread(mean, None, None, 1)
+    deviation = float(numbers.std(ddof=1))
+    half = float(stdtrit(n - 1, 0.975)) * deviation / n**0.5
+    return Spread(mean, deviation, (mean - half, mean + half), n)
 
 
 def _mcnemar(value: Items, other: Items) -> float:

@@ -332,3 +332,129 @@ def test_reporting_a_thousand_records_reads_each_file_once(tmp_path: Path, monke
     assert len(read) == len(set(read)) == 1000
     assert len(frame) == 2000
     assert sys.getsizeof(report.rendered(frame, "markdown")) > 100_000
+
+
+def versus(value: float, half: float = 0.01) -> Delta:
+    return Delta(value, (value - half, value + half), "softmax")
+
+
+def armed(values: dict[str, Sequence[float]], quantizer: str = "none", **changes: Any) -> list[Record]:
+    """One record an arm and seed; perplexities, and their difference to softmax."""
+    made = []
+    for arm, numbers in values.items():
+        for seed, value in enumerate(numbers):
+            other = values.get("softmax", ())
+            delta = versus(value - other[seed]) if arm != "softmax" and seed < len(other) else None
+            found = score(value, name="ppl", better="lower", arm_delta=delta)
+            made.append(record(quantizer, [found], arm=arm, seed=seed, **changes))
+    return made
+
+
+def rows_of(frame: pd.DataFrame, heading: str = "### hellaswag") -> list[list[str]]:
+    """Entries of the rows of the Markdown table under a heading."""
+    after = report.rendered(frame, "markdown").partition(heading)[2].partition("\n#")[0]
+    lines = [line for line in after.splitlines() if line.startswith("| ")]
+    return [[entry.strip().replace("\\", "") for entry in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_arms_stand_together_for_each_quantizer_with_their_difference_to_softmax() -> None:
+    cells = armed({"softmax": [20.0], "sink_logit": [19.5], "gated": [21.0]})
+    cells += armed({"softmax": [25.0], "sink_logit": [20.5], "gated": [19.8]}, W4A4)
+    rows = rows_of(report.long_frame(cells))
+    assert [row[1] for row in rows] == ["none"] * 3 + ["w4a4"] * 3
+    assert [row[3] for row in rows] == [
+        "sink_logit", "softmax", "gated", "gated", "sink_logit", "softmax",
+    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["1", "3", "5", "2", "4", "6"]
+    (best,) = [row[4] for row in rows if row[3] == "sink_logit" and row[1] == "w4a4"]
+    assert best == "20.50<br>[20.48, 20.52]<br>vs softmax -4.500 [-4.510, -4.490]"
+    assert "vs softmax is the paired difference" in report.rendered(report.long_frame(cells), "markdown")
+    assert "vs softmax" not in report.rendered(report.long_frame(cells[:1]), "markdown")
+
+
+def test_seeds_of_a_row_are_shown_as_mean_and_spread_and_ranked_once() -> None:
+    cells = armed({"softmax": [20.0, 22.0, 21.0], "gated": [19.0, 22.0, 19.0]})
+    cells += armed({"softmax": [25.0, 26.0, 30.0]}, "rtn")
+    frame = report.long_frame(cells)
+    rows = rows_of(frame)
+    assert [(row[0], row[1], row[3], row[4]) for row in rows] == [
+        ("1", "none", "gated", "0, 1, 2"), ("2", "none", "softmax", "0, 1, 2"), ("3", "w8a8", "softmax", "0, 1, 2"),
+    ]  # fmt: skip
+    # t(0.975, 2 degrees of freedom) = 4.302653, from a printed table
+    half = 4.302653 * 1.0 / 3**0.5
+    assert rows[1][5] == f"21 ± 1 (3 seeds)<br>[{21 - half:.2f}, {21 + half:.2f}]"
+    mean, deviation = -1.0, 1.0
+    assert rows[0][5].startswith("20 ± 1.732 (3 seeds)<br>")
+    half = 4.302653 * deviation / 3**0.5
+    assert rows[0][5].endswith(f"vs softmax {mean:.0f} [{mean - half:.3f}, +{mean + half:.3f}]")
+    seeds = frame.groupby(["arm", "quantizer"])[["seeds", "mean", "rank"]].agg(["min", "max"])
+    assert (seeds.xs("min", axis=1, level=1) == seeds.xs("max", axis=1, level=1)).all(axis=None)
+    parsed = json.loads(report.rendered(frame, "json"))
+    assert [row["value"] for row in parsed if row["arm"] == "gated"] == [19.0, 22.0, 19.0]
+    assert {row["arm_seeds"] for row in parsed if row["arm"] == "gated"} == {3}
+
+
+def test_a_seed_of_another_item_count_or_convention_is_not_averaged() -> None:
+    first, second = armed({"softmax": [20.0, 30.0]})
+    frame = report.long_frame([first, replace(second, convention="lm-eval v2")])
+    assert set(frame["seeds"]) == {1}
+    assert "seeds)" not in report.rendered(frame, "markdown")
+    other = replace(second, scores=(replace(second.scores[0], n=50),))
+    assert set(report.long_frame([first, other])["seeds"]) == {1}
+    assert set(report.long_frame([first, second])["seeds"]) == {2}
+
+
+def test_a_difference_that_some_seeds_lack_says_so() -> None:
+    cells = armed({"softmax": [20.0, 22.0], "gated": [19.0, 21.5, 22.0]})
+    (row,) = [row for row in rows_of(report.long_frame(cells)) if row[3] == "gated"]
+    assert row[5].startswith("20.83 ± 1.607 (3 seeds)")
+    assert "vs softmax -0.7500 [-3.927, +2.427] (2 of 3 seeds)" in row[5]
+
+
+def test_a_seed_without_scores_has_a_row_of_its_own() -> None:
+    cells = [*armed({"softmax": [20.0, 22.0]}), record("none", seed=2)]
+    rows = rows_of(report.long_frame(cells))
+    assert [(row[3], row[4]) for row in rows][1] == ("2", "failed [1]")
+    assert rows[0][3] == "0, 1"
+
+
+def test_a_model_trained_for_each_arm_is_one_section_whatever_its_weights() -> None:
+    def cells(**identity: str) -> list[Record]:
+        made = armed({"softmax": [20.0], "gated": [19.0]}, model="tier:toy")
+        return [
+            replace(one, identity={**one.identity, "weights_sha256": letter * 64, **identity})
+            for one, letter in zip(made, "ab", strict=True)
+        ]
+
+    frame = report.long_frame(cells())
+    assert frame["group"].nunique() == 1
+    assert list(frame.sort_values("rank")["arm"]) == ["gated", "softmax"]
+    assert "## tier:toy · trained for each arm and seed · float32" in report.rendered(frame, "markdown")
+    apart = report.long_frame([cells(training_sha256="c" * 64)[0], cells(training_sha256="d" * 64)[1]])
+    assert apart["group"].nunique() == 2
+    assert report.rendered(apart, "markdown").count("## tier:toy · training ") == 2
+
+
+@pytest.mark.parametrize(("deltas", "flagged"), [((-0.3, -0.31, -0.29), True), ((-0.3, -0.9, 0.2), False)])
+def test_several_seeds_beat_float_only_beyond_their_spread(deltas: tuple[float, ...], flagged: bool) -> None:
+    cells = [
+        record("rtn", [score(20.0, name="ppl", better="lower", delta=Delta(d, (-1.0, -0.1), "none"))], seed=seed)
+        for seed, d in enumerate(deltas)
+    ]
+    assert set(report.long_frame(cells)["beats_float"]) == {flagged}
+
+
+def test_the_overview_of_arms_has_their_differences_to_softmax() -> None:
+    cells = armed({"softmax": [20.0, 21.0], "gated": [19.0, 20.5]})
+    cells += armed({"softmax": [0.5, 0.6], "gated": [0.4, 0.3]}, task="wikitext2")
+    rows = rows_of(report.long_frame(cells), "### Overview")
+    assert [row[2] for row in rows] == ["gated", "softmax"]
+    assert rows[0][4] == "19.75 ± 1.061 (2 seeds)<br>vs softmax -0.7500 [-3.927, +2.427]"
+    assert rows[1][5] == "0.5500 ± 0.0707 (2 seeds)"
+
+
+@pytest.mark.parametrize("how", report.FORMATS)
+def test_every_format_shows_arms_and_seeds(how: report.Format) -> None:
+    found = report.rendered(report.long_frame(armed({"softmax": [20.0, 21.0], "gated": [19.0, 20.5]})), how, 200)
+    assert "gated" in found
+    assert ("-0.75" if how in ("csv", "json") else "-0.7500") in found

@@ -1,6 +1,7 @@
 """Scores with their uncertainty, against independent references."""
 
 import math
+import statistics
 import tracemalloc
 from dataclasses import dataclass
 from itertools import product
@@ -12,7 +13,7 @@ from scipy.stats import bootstrap
 
 from quant_bench.errors import DataError, QuantizationError
 from quant_bench.score import Metric
-from quant_bench.statistics import delta_of, score_of
+from quant_bench.statistics import Spread, delta_of, score_of, spread_of
 
 ACC = Metric("acc", "share", "higher", "mean", 0.25)
 NATS = Metric("nats", "nats/token", "lower", "mean")
@@ -238,3 +239,32 @@ def test_few_distinct_items_are_resampled_with_their_probabilities() -> None:
     means = sorted(sum(draw) / 3 for draw in product([0.0, 1.0, 5.0], repeat=3))
     low, high = np.percentile(means * 1000, [2.5, 97.5])
     assert score_of(Asked(NATS, "v"), samples, 0).ci95 == pytest.approx((low, high), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "values", [(3.1, 3.4, 3.2), (0.0052, 0.0013), (1.0, 1.0, 1.0, 1.0), tuple(i / 7 for i in range(31))]
+)
+def test_the_spread_over_seeds_is_students(values: tuple[float, ...]) -> None:
+    # upper 2.5 % points by degrees of freedom, from a printed table
+    t = {1: 12.7062, 2: 4.30265, 3: 3.18245, 30: 2.04227}[len(values) - 1]
+    found = spread_of(values)
+    deviation = statistics.stdev(values)
+    assert (found.n, found.mean) == (len(values), pytest.approx(statistics.fmean(values)))
+    assert found.deviation == pytest.approx(deviation)
+    assert found.ci95 is not None
+    assert found.ci95[1] - found.ci95[0] == pytest.approx(2 * t * deviation / len(values) ** 0.5, rel=1e-5)
+    assert sum(found.ci95) / 2 == pytest.approx(found.mean)
+
+
+def test_students_interval_covers_the_truth_in_95_of_100_experiments() -> None:
+    drawn = np.random.default_rng(0).normal(2.0, 3.0, (4000, 3))
+    covered = [interval[0] <= 2.0 <= interval[1] for row in drawn if (interval := spread_of(row.tolist()).ci95)]
+    # four standard errors of a share of 4,000
+    assert np.mean(covered) == pytest.approx(0.95, abs=4 * (0.95 * 0.05 / 4000) ** 0.5)
+
+
+def test_one_seed_has_no_spread_and_none_has_no_mean() -> None:
+    assert spread_of([0.25]) == Spread(0.25, None, None, 1)
+    for values in ([], [1.0, float("nan")], [float("inf")]):
+        with pytest.raises(QuantizationError, match="finite"):
+            spread_of(values)

@@ -6,14 +6,15 @@ from typing import Any, Final
 import pandas as pd
 
 from quant_bench.record import Record
+from quant_bench.report.seeds import pool
 from quant_bench.schemes import execution_of, label
-from quant_bench.score import Score
+from quant_bench.score import Delta, Score
 
 # two numbers are ranked together only when all of these agree: other weights, precision, questions, conventions or item
 # counts make another quantity of the same name
 GROUP: Final = (
     "model",
-    "weights_sha256",
+    "matched_sha256",
     "dtype",
     "task",
     "task_version",
@@ -21,13 +22,16 @@ GROUP: Final = (
     "data_sha256",
     "items",
 )
+# models of these names are trained for every arm and seed
+TRAINED: Final = "tier:"
 ROW: Final = ("arm", "quantizer", "execution", "seed")
 COLUMNS: Final = (
-    *GROUP,
+    *("model", "weights_sha256", "dtype", "task", "task_version", "convention", "data_sha256", "items"),
     *ROW,
     *("label", "note", "arm_version", "quantizer_version", "mac_share", "state", "reason"),
     *("order", "metric", "unit", "better", "reduction", "chance", "value", "stderr", "low", "high", "n"),
     *("delta", "delta_low", "delta_high", "p_value"),
+    *("arm_delta", "arm_low", "arm_high", "arm_p_value", "matched_sha256"),
 )
 _NUMBERS: Final = (
     "chance",
@@ -39,6 +43,10 @@ _NUMBERS: Final = (
     "delta_low",
     "delta_high",
     "p_value",
+    "arm_delta",
+    "arm_low",
+    "arm_high",
+    "arm_p_value",
     "mac_share",
 )
 _COUNTS: Final = ("items", "order", "n", "seed", "arm_version", "quantizer_version", "task_version")
@@ -47,18 +55,20 @@ _COUNTS: Final = ("items", "order", "n", "seed", "arm_version", "quantizer_versi
 def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a score, one a cell without scores; sorted, grouped (`group`) and ranked.
 
-    Beside `COLUMNS` it has `group` (from 0; only rows of one group may be compared), `rank` within group and metric (1
-    is best, equal values share the better rank; none for descriptions, for what is no mean of items, and for what the
-    next three mark),
+    `matched_sha256` is what must agree of the weights: their digest, or, for a model that is trained for every arm and
+    seed, the digest of what these trainings share. Beside `COLUMNS` it has `group` (from 0; only rows of one group may
+    be compared), `rank` within group and metric (1 is best, equal values share the better rank; of several seeds their
+    mean is ranked; none for descriptions, for what is no mean of items, and for what the next three mark),
     `uninformative` (the float model is at chance), `outdated` (a newer version of the same plugin is in the group),
-    `other_items` (not the item count of the metric's other rows) and `beats_float` (its interval says: better than the
-    float model).
+    `other_items` (not the item count of the metric's other rows), `beats_float` (its interval says: better than the
+    float model), and what several seeds say together (`seeds.pool`).
     """
     rows = [row for record in records for row in _rows(record)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     frame = frame.astype({name: "float64" for name in _NUMBERS} | {name: "Int64" for name in _COUNTS})
     frame["group"] = _groups(frame)
     frame = frame.sort_values(["group", "order", *ROW], kind="stable", na_position="last", ignore_index=True)
+    pool(frame)
     _mark(frame)
     frame["rank"] = _ranks(frame)
     return frame
@@ -84,18 +94,31 @@ def _rows(record: Record) -> list[tuple[Any, ...]]:
     shared: tuple[Any, ...] = (cell.model, identity["weights_sha256"], dtype, *asked)
     shared += (cell.arm, quantizer, execution, cell.seed, label(quantizer), identity.get("note") or None)
     shared += (record.versions["arm"], record.versions["quantizer"], covered, record.state, record.reason)
+    matched = _matched(record)
     if not record.scores:
-        return [(*shared, *[None] * (len(COLUMNS) - len(shared)))]
-    return [(*shared, order, *_score(score)) for order, score in enumerate(record.scores)]
+        return [(*shared, *[None] * (len(COLUMNS) - len(shared) - 1), matched)]
+    return [(*shared, order, *_score(score), matched) for order, score in enumerate(record.scores)]
+
+
+def _matched(record: Record) -> str | None:
+    """What of the weights must agree; see `long_frame`."""
+    trained = record.cell.model.startswith(TRAINED)
+    found: str | None = record.identity.get("training_sha256" if trained else "weights_sha256")
+    return found
 
 
 def _score(score: Score) -> tuple[Any, ...]:
-    metric, delta = score.metric, score.delta
+    metric = score.metric
     low, high = score.ci95 or (None, None)
-    delta_low, delta_high = (delta.ci95 if delta else None) or (None, None)
     meaning = (metric.name, metric.unit, metric.better, metric.reduction, metric.chance)
-    difference = (delta and delta.value, delta_low, delta_high, delta and delta.p_value)
-    return (*meaning, score.value, score.stderr, low, high, score.n, *difference)
+    value = (score.value, score.stderr, low, high, score.n)
+    return (*meaning, *value, *_difference(score.delta), *_difference(score.arm_delta))
+
+
+def _difference(delta: Delta | None) -> tuple[float | None, ...]:
+    if delta is None:
+        return (None, None, None, None)
+    return (delta.value, *(delta.ci95 or (None, None)), delta.p_value)
 
 
 def _groups(frame: pd.DataFrame) -> "pd.Series[int]":
@@ -143,13 +166,20 @@ def _mark(frame: pd.DataFrame) -> None:
     expected = counts.where(reference).groupby(by_metric, dropna=False).transform("max")
     expected = expected.fillna(counts.groupby(by_metric, dropna=False).transform("max"))
     frame["other_items"] = (counts != expected) & frame["value"].notna()
-    beats = (higher & (frame["delta_low"] > 0)) | (lower & (frame["delta_high"] < 0))
-    frame["beats_float"] = beats & ~(frame["p_value"] >= 0.05) & ~frame["uninformative"]
+    # one seed is judged by its items, several by their spread
+    lowest = frame["delta_low"].where(frame["seeds"] < 2, frame["delta_mean_low"])
+    highest = frame["delta_high"].where(frame["seeds"] < 2, frame["delta_mean_high"])
+    beats = (higher & (lowest > 0)) | (lower & (highest < 0))
+    luck = (frame["p_value"] >= 0.05) & (frame["seeds"] < 2)
+    frame["beats_float"] = beats & ~luck.fillna(False).astype(bool) & ~frame["uninformative"]
 
 
 def _ranks(frame: pd.DataFrame) -> "pd.Series[float]":
-    signed = frame["value"].where(frame["better"] != "higher", -frame["value"])
+    signed = frame["mean"].where(frame["better"] != "higher", -frame["mean"])
     ranked = frame["better"].isin(["higher", "lower"]) & ~frame["uninformative"] & ~frame["outdated"]
     # a maximum has no standard error, and one that is lower has gone with worse integers: nothing is ranked by it
     ranked &= ~frame["other_items"] & (frame["reduction"] != "none")
-    return signed.where(ranked).groupby([frame["group"], frame["metric"]], dropna=False).rank(method="min")
+    # the seeds of one row stand in one place: the first of them is ranked, and the others get its rank
+    once = ranked & ~frame["pool"].where(frame["value"].notna()).duplicated()
+    found = signed.where(once).groupby([frame["group"], frame["metric"]], dropna=False).rank(method="min")
+    return found.groupby(frame["pool"]).transform("min").where(ranked)

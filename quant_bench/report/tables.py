@@ -1,19 +1,23 @@
 """Ranked frame -> tables for people: sections by model, one table a group, and an overview; no format is known here."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import pandas as pd
 
-from quant_bench.report.frame import ROW, plain_rows
+from quant_bench.cell import BASELINE_ARM
+from quant_bench.report.frame import TRAINED, plain_rows
+from quant_bench.report.layout import Entry, Footnotes, Section, Table
 from quant_bench.report.text import number, signed
 
 METRICS_A_TABLE: Final = 4
 UNINFORMATIVE, BEATS_FLOAT, UNRANKED = "†", "‡", "*"
+_DELTA, _VERSUS = "Δ", f"vs {BASELINE_ARM}"
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+# rows of a table differ in these; several seeds of one row are shown by their mean
+_ROW: Final = ("arm", "quantizer", "execution", "arm_version", "quantizer_version", "state", "reason")
 LEGEND: Final = (
     "Each value stands over its 95 % bootstrap interval and Δ, the paired difference to the float model on the same "
     "items with its 95 % interval.",
@@ -24,45 +28,21 @@ LEGEND: Final = (
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
     f"{UNRANKED} not ranked: measured by an older version of the plugin, or over another number of items.",
 )
+_ARMS: Final = (
+    f"{_VERSUS} is the paired difference to the same cell with {BASELINE_ARM} attention on the same items, with "
+    "its 95 % interval. Where there are several arms, their rows stand together for each quantizer."
+)
+_SEEDS: Final = (
+    "A row of several seeds has their mean ± their standard deviation. Its intervals, and those of its differences, "
+    "are 95 % Student intervals of the mean over seeds: they say nothing about items."
+)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One cell of a table: lines that a format puts under each other."""
-
-    lines: tuple[str, ...] = ("",)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headings, rows and footnotes, not yet escaped for any format; the first `words` columns are no numbers."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
-    footnotes: tuple[str, ...] = ()
-    words: int = 3
-
-
-@dataclass(frozen=True)
-class Section:
-    """One model: weights and precision in the title, and what a reader must know about them."""
-
-    title: str
-    note: str
-    tables: tuple[Table, ...]
-
-
-@dataclass
-class _Footnotes:
-    """Numbered notes of one table; the same text has the same number."""
-
-    texts: list[str] = field(default_factory=list)
-
-    def mark(self, text: str) -> str:
-        if text not in self.texts:
-            self.texts.append(text)
-        return f"[{self.texts.index(text) + 1}]"
+def legend(frame: pd.DataFrame) -> tuple[str, ...]:
+    """What the signs of the leaderboard mean."""
+    further = [_ARMS] if frame["arm_delta"].notna().any() else []
+    further += [_SEEDS] if (frame["seeds"] > 1).any() else []
+    return LEGEND[:1] + tuple(further) + LEGEND[1:]
 
 
 def sections(frame: pd.DataFrame) -> list[Section]:
@@ -75,9 +55,8 @@ def sections(frame: pd.DataFrame) -> list[Section]:
         if len(members) > 1:
             tables.insert(0, _overview(members))
         notes = [row["note"] for group in members for row in group if row["note"]]
-        name, weights, dtype = key
-        known = [f"weights {weights[:12]}" if weights else "weights unknown", *([dtype] if dtype else [])]
-        found.append(Section(" · ".join([name, *known]), notes[0] if notes else "", tuple(tables)))
+        title = " · ".join(part for part in key if part)
+        found.append(Section(title, notes[0] if notes else "", tuple(tables)))
     return found
 
 
@@ -90,13 +69,27 @@ def _parted(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 def _model_of(group: list[Row]) -> tuple[str, str, str]:
     """Model, weights and dtype of a group; a blocked cell need not know its weights."""
-    weights, dtype = (next((row[name] for row in group if row[name]), "") for name in ("weights_sha256", "dtype"))
-    return group[0]["model"], weights, dtype
+    matched, dtype = (next((row[name] for row in group if row[name]), "") for name in ("matched_sha256", "dtype"))
+    model = group[0]["model"]
+    if model.startswith(TRAINED):
+        return model, f"training {matched[:12]}" if matched else "trained for each arm and seed", dtype
+    return model, f"weights {matched[:12]}" if matched else "weights unknown", dtype
 
 
 def _cells(group: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """Scores of each row of a table."""
-    return _parted(group, lambda row: tuple(row[name] for name in ROW))
+    """Scores of each row of a table, of all its seeds."""
+    return _parted(group, lambda row: tuple(row[name] for name in _ROW))
+
+
+def _by_metric(scores: list[Row]) -> dict[str, Row]:
+    """One score a metric: that of any seed, for it says what all seeds say together."""
+    # where seeds differ in version or item count, the one that may be ranked goes last, and so it is taken
+    order = sorted(_scored(scores), key=lambda row: row["outdated"] + row["other_items"], reverse=True)
+    return {row["metric"]: row for row in order}
+
+
+def _told_apart(scores: list[Row], several: list[str]) -> list[str]:
+    return [", ".join(dict.fromkeys(str(row[name]) for row in scores)) for name in several]
 
 
 def _several(group: Iterable[Row]) -> list[str]:
@@ -129,15 +122,18 @@ def _title(group: list[Row]) -> str:
 
 
 def _table(group: list[Row], metrics: list[str], title: str) -> Table:
-    footnotes = _Footnotes()
+    footnotes = Footnotes()
     headline, several = _headline(group), _several(group)
     meaning = {row["metric"]: row for row in reversed(_scored(group))}
     rows = []
-    for scores in sorted(_cells(group).values(), key=lambda scores: _place(scores, headline)):
-        first, by_metric = scores[0], {row["metric"]: row for row in scores}
+    cells = _cells(group)
+    places = {key: _place(scores, headline) for key, scores in cells.items()}
+    for key in _in_blocks(places, lambda key: _block(cells[key][0], several)):
+        scores = cells[key]
+        first, by_metric = scores[0], _by_metric(scores)
         rank = by_metric[headline]["rank"] if headline in by_metric else None
         lead = ["–" if rank is None else f"{rank:.0f}", first["label"], first["execution"]]
-        entries = [Entry((text,)) for text in [*lead, *(str(first[name]) for name in several)]]
+        entries = [Entry((text,)) for text in [*lead, *_told_apart(scores, several)]]
         if first["state"] != "measured":
             entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
         else:
@@ -148,7 +144,7 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     return Table(title, tuple(headings), tuple(rows), tuple(footnotes.texts), 3 + len(several))
 
 
-def _state(row: Row, footnotes: _Footnotes) -> str:
+def _state(row: Row, footnotes: Footnotes) -> str:
     return f"{row['state'].replace('_', ' ')} {footnotes.mark(row['reason'])}"
 
 
@@ -168,20 +164,42 @@ def _place(scores: list[Row], headline: str | None) -> tuple[Any, ...]:
     """Measured before others, then by rank; the float model first among equals."""
     first = scores[0]
     ranks = [row["rank"] for row in scores if row["metric"] == headline and row["rank"] is not None]
-    shown = (first["execution"] != "float", first["label"], first["execution"], first["arm"], first["seed"])
-    return first["state"] != "measured", ranks[0] if ranks else float("inf"), *shown
+    shown = (first["execution"] != "float", first["label"], first["execution"])
+    arm = (first["arm"] != BASELINE_ARM, first["arm"], first["seed"])
+    return first["state"] != "measured", ranks[0] if ranks else float("inf"), *shown, *arm
+
+
+def _in_blocks(places: dict[Key, tuple[Any, ...]], block: Callable[[Key], Any]) -> list[Key]:
+    """Rows in their order, but those of one block behind its first one."""
+    order = sorted(places, key=lambda key: places[key])
+    first: dict[Any, int] = {}
+    for index, key in enumerate(order):
+        first.setdefault(block(key), index)
+    return sorted(order, key=lambda key: first[block(key)])
+
+
+def _block(row: Row, several: list[str]) -> tuple[Any, ...]:
+    """What stands together: the arms of one quantizer, so that each is beside its baseline."""
+    measured = row["state"] == "measured"
+    return (measured, row["label"], row["execution"]) if "arm" in several else (measured,)
 
 
 def _entry(score: Row) -> Entry:
-    """Value with its marks, interval, and difference with its interval."""
+    """Value with its marks, interval, and differences with their intervals."""
     lines = [_marked(score)]
-    if score["low"] is not None:
-        lines.append(f"[{number(score['low'])}, {number(score['high'])}]")
-    if score["delta"] is not None:
-        delta = f"Δ {signed(score['delta'])}"
-        if score["delta_low"] is not None:
-            delta += f" [{signed(score['delta_low'])}, {signed(score['delta_high'])}]"
-        lines.append(delta)
+    low, high = ("low", "high") if score["seeds"] < 2 else ("mean_low", "mean_high")
+    if score[low] is not None:
+        lines.append(f"[{number(score[low])}, {number(score[high])}]")
+    for sign, name, column in ((_DELTA, "delta", "delta"), (_VERSUS, "arm", "arm_delta")):
+        # the item intervals of one seed, or the spread of several
+        value, ends = (column, name) if score["seeds"] < 2 else (f"{name}_mean", f"{name}_mean")
+        if score[value] is None:
+            continue
+        line = f"{sign} {signed(score[value])}"
+        if score[f"{ends}_low"] is not None:
+            line += f" [{signed(score[f'{ends}_low'])}, {signed(score[f'{ends}_high'])}]"
+        seeds = score[f"{name}_seeds"]
+        lines.append(line if seeds == score["seeds"] else f"{line} ({seeds} of {score['seeds']} seeds)")
     return Entry(tuple(lines))
 
 
@@ -189,7 +207,9 @@ def _marked(score: Row) -> str:
     marks = UNINFORMATIVE * score["uninformative"] + BEATS_FLOAT * score["beats_float"]
     marks += UNRANKED * (score["outdated"] or score["other_items"])
     items = f" (n={score['n']:,})" if score["other_items"] and score["n"] is not None else ""
-    return number(score["value"]) + marks + items
+    if score["seeds"] < 2:
+        return number(score["value"]) + marks + items
+    return f"{number(score['mean'])}{marks} ± {number(score['deviation'])} ({score['seeds']} seeds){items}"
 
 
 def _overview(groups: list[list[Row]]) -> Table:
@@ -197,35 +217,37 @@ def _overview(groups: list[list[Row]]) -> Table:
 
     Each column has its own convention and item count.
     """
-    footnotes = _Footnotes()
+    footnotes = Footnotes()
     several = _several(row for group in groups for row in group)
     headings = ["quantizer", "execution", *several]
-    shown: dict[tuple[Any, ...], Row] = {}
+    shown: dict[tuple[Any, ...], list[Row]] = {}
     columns: list[dict[tuple[Any, ...], tuple[Entry, float | None]]] = []
     for group in groups:
         metric = _headline(group) or next((row["metric"] for row in _scored(group)), None)
         headings.append(f"{group[0]['task'].partition('(')[0]}: {metric or 'state'} {footnotes.mark(_title(group))}")
         column: dict[tuple[Any, ...], tuple[Entry, float | None]] = {}
-        for key, scores in _cells(group).items():
-            first = scores[0]
-            shown.setdefault(key, first)
-            asked = next((row for row in scores if row["metric"] == metric), None)
-            if first["state"] != "measured":
-                column[key] = Entry((_state(first, footnotes),)), None
-            elif asked is not None:
-                lines = _entry(asked).lines
+        for key, scores in _parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"])).items():
+            shown.setdefault(key, []).extend(scores)
+            measured = _by_metric([row for row in scores if row["state"] == "measured"])
+            if not measured:
+                column[key] = Entry((_state(scores[0], footnotes),)), None
+            elif metric in measured:
+                lines = _entry(measured[metric]).lines
                 # the interval of the value itself stands in the group's own table
-                column[key] = Entry((lines[0], *(line for line in lines if line.startswith("Δ")))), asked["rank"]
+                differences = (line for line in lines if line.startswith((_DELTA, _VERSUS)))
+                column[key] = Entry((lines[0], *differences)), measured[metric]["rank"]
         columns.append(column)
 
     def place(key: tuple[Any, ...]) -> tuple[Any, ...]:
         ranks = [rank for column in columns if key in column and (rank := column[key][1]) is not None]
         mean = sum(ranks) / len(ranks) if ranks else float("inf")
-        return shown[key]["execution"] != "float", -len(ranks), mean, shown[key]["label"], *key
+        first = shown[key][0]
+        return first["execution"] != "float", -len(ranks), mean, first["label"], first["arm"] != BASELINE_ARM, *key
 
     rows = []
-    for key in sorted(shown, key=place):
-        lead = [shown[key]["label"], shown[key]["execution"], *(str(shown[key][name]) for name in several)]
+    places = {key: place(key) for key in shown}
+    for key in _in_blocks(places, lambda key: _block(shown[key][0], several)[1:]):
+        lead = [shown[key][0]["label"], shown[key][0]["execution"], *_told_apart(shown[key], several)]
         found = (column.get(key, (Entry(("–",)), None))[0] for column in columns)
         rows.append((*(Entry((text,)) for text in lead), *found))
     return Table("Overview", tuple(headings), tuple(rows), tuple(footnotes.texts), 2 + len(several))
