@@ -29,4 +29,9 @@ class Entmax15(Arm):
             tau = (low + high) / 2
             too_low = torch.relu(scores / 2 - tau).square().sum(-1, keepdim=True) > 1
             low, high = torch.where(too_low, tau, low), torch.where(too_low, high, tau)
-        return torch.relu(scores / 2 - (low + high) / 2).square()
+        # a step of Newton's method changes nothing but gives tau its gradient
+        tau = ((low + high) / 2).detach()
+        above = torch.relu(scores / 2 - tau)
+        slope = 2 * above.detach().sum(-1, keepdim=True)
+        step = (above.square().sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, 1.0)
+        return torch.relu(scores / 2 - tau - step).square()

@@ -29,4 +29,8 @@ class Sparsemax(Arm):
             tau = (low + high) / 2
             too_low = torch.relu(scores - tau).sum(-1, keepdim=True) > 1
             low, high = torch.where(too_low, tau, low), torch.where(too_low, high, tau)
-        return torch.relu(scores - (low + high) / 2)
+        # a step of Newton's method changes nothing but gives tau its gradient
+        tau = ((low + high) / 2).detach()
+        above = torch.relu(scores - tau)
+        step = (above.sum(-1, keepdim=True) - 1) / (above > 0).sum(-1, keepdim=True).clamp_min(1)
+        return torch.relu(scores - tau - step)

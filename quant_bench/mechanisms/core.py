@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quant_bench.attention import Key, Query, sdpa
-from quant_bench.mechanisms.fused import null_attention, with_key_bias
+from quant_bench.mechanisms.fused import Logits, null_attention, with_key_bias
 from quant_bench.mechanisms.gates import ReadGate, log_gate
 from quant_bench.mechanisms.normalizers import safe_softmax
 from quant_bench.mechanisms.tiles import HeadIndex, Scores, tiled_attention
@@ -65,7 +65,7 @@ class Mechanism(nn.Module):
         self.bias: nn.Module | None = None
         self.normalizer: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
-    def operands(self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float) -> tuple[Query, Key]:
+    def operands(self, module: nn.Module, query: Query, key: Key, value: Key, scaling: float) -> Logits:
         """Queries and keys whose scaled products are the logits, the key bias included."""
         if self.bias is None:
             return query, key

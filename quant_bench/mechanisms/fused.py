@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from quant_bench.attention import Key, Query, causal_mask
 
+Logits = tuple[Float[Tensor, "batch head query wide"], Float[Tensor, "batch kv_head key wide"]]
 NullLogit = Float[Tensor, " head"]
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -108,9 +109,7 @@ def _phantom_key(
     )
 
 
-def with_key_bias(
-    query: Query, key: Key, bias: Float[Tensor, "batch kv_head key"], scaling: float
-) -> tuple[Query, Key]:
+def with_key_bias(query: Query, key: Key, bias: Float[Tensor, "batch kv_head key"], scaling: float) -> Logits:
     """Queries and keys whose scaled products are the old ones plus a bias of each key.
 
     Eight more features (kernels want multiples of 8): ones in the query; the bias, and what its rounding to a narrower

@@ -11,7 +11,7 @@ Rows = Float[Tensor, "*rows key"]
 Normalize = Callable[[Rows], Rows]
 
 
-def safe_softmax(scores: Rows, null: Float[Tensor, "*rows 1"] | None = None) -> Rows:
+def safe_softmax(scores: Rows, null: Float[Tensor, "*#rows 1"] | None = None) -> Rows:
     """Softmax, with one more logit that takes weight and has no key where `null` is given."""
     largest = scores.amax(-1, keepdim=True)
     if null is not None:
@@ -39,7 +39,7 @@ def softpick(scores: Rows) -> Rows:
 
     Source: Zuhri et al. 2025, https://arxiv.org/abs/2504.20966.
     """
-    largest = scores.amax(-1, keepdim=True).clamp_min(0.0).detach()
+    largest = scores.amax(-1, keepdim=True).clamp_min(0.0)
     allowed = scores != -torch.inf
     # multiplied by exp(-largest), above and below
     raised = torch.exp(scores - largest) - torch.exp(-largest)

@@ -67,14 +67,18 @@ def _prepend(body: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> 
     ids = options.pop("input_ids", None)
     embeds = options.get("inputs_embeds")
     embeds = body.get_input_embeddings()(ids) if embeds is None else embeds
-    cache = options.get("past_key_values")
+    # the cache's name before and after transformers 5.2x
+    cache = options.get("cache", options.get("past_key_values"))
     cached = 0 if cache is None else int(cache.get_seq_length())
     batch, length, _ = embeds.shape
     body.sink_token.starts = cached == 0
     positions = options.get("position_ids")
-    if positions is None:
-        positions = torch.arange(length, device=embeds.device)[None] + max(0, cached - 1)
     mask = options.get("attention_mask")
+    if positions is None and mask is not None and hasattr(body, "embed_positions"):
+        # OPT counts positions from the mask
+        positions = (mask.cumsum(-1) * mask - 1)[:, -length:]
+    elif positions is None:
+        positions = torch.arange(length, device=embeds.device)[None] + max(0, cached - 1)
     if mask is not None and mask.dim() != 2:
         raise NotApplicable("a sink token needs attention masks of shape (batch, position)")
     first = _position_embedding(body)

@@ -12,6 +12,7 @@ from quant_bench.attention import Key, Query
 TILE = 1 << 19
 
 Scores = Float[Tensor, "slab group query key"]
+Value = Float[Tensor, "batch kv_head key out"]
 HeadIndex = Int[Tensor, "slab group"]
 Change = Callable[[Scores], Scores]
 Normalizer = Callable[[Scores, HeadIndex], Scores]
@@ -23,14 +24,14 @@ def softmax(scores: Scores, heads: HeadIndex | None = None) -> Scores:
 
 
 def tiled_attention(
-    operands: tuple[Query, Key, Key],
+    operands: tuple[Query, Key, Value],
     mask: Bool[Tensor, "..."] | None,
     scaling: float,
     *,
     at_scores: Change,
     mechanism: Normalizer,
     at_probabilities: Change,
-) -> Query:
+) -> Float[Tensor, "batch head query out"]:
     """Attention by tiles of queries and heads, in float32 or wider, never all heads' scores at once.
 
     Args:

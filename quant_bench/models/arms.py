@@ -57,7 +57,8 @@ def save(model: LanguageModel, folder: Path | str) -> None:
     if model.execution != "float":
         raise ModelError("only a float model can be saved; quantize it again after loading")
     module: Any = model.module
-    module.save_pretrained(folder)
+    # names as the modules have them: those of older checkpoint formats are not what `load_weights` looks for
+    module.save_pretrained(folder, save_original_format=False)
     if model.tokenizer is not None:
         model.tokenizer.save_pretrained(folder)
 

@@ -30,7 +30,7 @@ def mechanism_of(module: nn.Module) -> Normalizer:
     return lambda scores, heads: core.probabilities(module, scores, heads)
 
 
-def operands_of(core: Any, module: nn.Module, operands: Operands, scaling: float) -> Operands:
+def operands_of(core: Any, module: nn.Module, operands: Operands, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys whose scaled products are the arm's logits: with its key bias, where it has one."""
     prepare = getattr(core, "operands", None)
     return operands if prepare is None else (*prepare(module, *operands, scaling), operands[2])

@@ -13,28 +13,15 @@ from torch import Tensor
 from quant_bench import registry
 from quant_bench.errors import NotApplicable
 from quant_bench.model import LanguageModel
-from quant_bench.quantizer import Calibration, Quantizer, SchemeQuantizer
-from quant_bench.tiny import CONFIGS, VOCABULARY, tiny_model, tiny_tokenizer
-
-__all__ = ["check_quantizer", "tiny_calibration", "tiny_ids", "tiny_model", "tiny_tokenizer"]
+from quant_bench.quantizer import Quantizer, SchemeQuantizer
+from quant_bench.testing.tokens import tiny_calibration, tiny_ids
+from quant_bench.tiny import CONFIGS, tiny_model
 
 Build = Callable[[], LanguageModel]
 
 # 16 bits leave weights and activations in float; what other parts of a recipe (smoothing, rotation) add is rounding
 _FLOAT_TOLERANCE = 1e-3
 _RISING_BITS = (3, 5, 8)
-
-
-def tiny_ids(batch: int = 4, seq: int = 24, seed: int = 1) -> Tensor:
-    """Random token ids for tiny models."""
-    return torch.randint(3, VOCABULARY, (batch, seq), generator=torch.Generator().manual_seed(seed))
-
-
-def tiny_calibration(quantizer: Quantizer) -> Calibration:
-    """As many random sequences as a quantizer wants, in batches of 8."""
-    wanted = quantizer.calibration_sequences
-    batches = torch.split(tiny_ids(wanted, seed=2), 8) if wanted else ()
-    return Calibration(batches, sha256="0" * 64, description="random tokens", usable=wanted, wanted=wanted)
 
 
 def check_quantizer(quantizer: Quantizer, families: Iterable[str] = tuple(CONFIGS)) -> None:
