@@ -10,7 +10,8 @@ class ModelIdentity:
 
     Attributes:
         name: as the user named it (an alias, hub id, folder, GGUF file or `pypi:` wheel), the first part of a cell.
-        source: what was read: `hub`, `folder`, `gguf` or `pypi`, or `memory` for a model built in Python.
+        source: what was read: `hub`, `folder`, `gguf` or `pypi`; `tier` for a checkpoint trained here, `memory` for a
+            model built in Python.
         revision: hub commit, or None.
         weights_sha256: digest of configuration and weights. A GGUF file: of the file. A folder: of the lines that
             `sha256sum config.json FILE.safetensors …` prints, so `| sha256sum` gives it again.
@@ -21,7 +22,7 @@ class ModelIdentity:
     """
 
     name: str
-    source: Literal["hub", "folder", "gguf", "pypi", "memory"]
+    source: Literal["hub", "folder", "gguf", "pypi", "tier", "memory"]
     revision: str | None
     weights_sha256: str
     tokenizer_sha256: str

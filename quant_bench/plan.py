@@ -1,5 +1,6 @@
 """Plan: options -> the cells that they name, and which of them are done already."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +28,7 @@ class RunOptions:
     """What `quant-bench run` was asked to do.
 
     Attributes:
-        model: alias, hub id, folder, GGUF file or `pypi:PACKAGE==VERSION`.
+        model: alias, hub id, folder, GGUF file, `pypi:PACKAGE==VERSION` or `tier:NAME`.
         arms: arm specs.
         quantizers: quantizer specs or scheme shorthands.
         tasks: task specs.
@@ -134,11 +135,11 @@ def _with_limits(task: Task, options: RunOptions) -> Task:
     return replace(task, **changes)
 
 
-def finished(planned: PlannedCell, options: RunOptions, identity: ModelIdentity) -> Record | None:
+def finished(planned: PlannedCell, options: RunOptions, identity: ModelIdentity | None) -> Record | None:
     """The record of a cell that needs no more work, or None.
 
-    `failed` and `blocked` cells are tried again; so is a cell of other weights, tokenizer or plugin versions: its name
-    is the same, its numbers are not.
+    `failed` and `blocked` cells are tried again; so is a cell of other weights (if it is known which they are now),
+    tokenizer or plugin versions: its name is the same, its numbers are not.
     """
     path = planned.cell.path(options.results)
     if options.force or not path.is_file():
@@ -147,7 +148,7 @@ def finished(planned: PlannedCell, options: RunOptions, identity: ModelIdentity)
     if record.state not in ("measured", "not_applicable"):
         return None
     stored = (record.identity.get("weights_sha256"), record.identity.get("tokenizer_sha256"))
-    if stored != (identity.weights_sha256, identity.tokenizer_sha256):
+    if identity is not None and stored != (identity.weights_sha256, identity.tokenizer_sha256):
         return None
     return record if all(record.versions.get(key) == value for key, value in planned.versions().items()) else None
 
@@ -191,9 +192,12 @@ def twins(planned: PlannedCell) -> dict[Difference, PlannedCell]:
 
 
 def pending_cells(
-    cells: list[PlannedCell], options: RunOptions, identity: ModelIdentity, store: SampleStore
+    cells: list[PlannedCell],
+    options: RunOptions,
+    identity: Callable[[PlannedCell], ModelIdentity | None],
+    store: SampleStore,
 ) -> tuple[list[PlannedCell], list[tuple[PlannedCell, Record]]]:
-    """Cells to run and cells that are done.
+    """Cells to run and cells that are done; a cell whose weights do not exist yet (identity None) is to run.
 
     A finished float or softmax cell whose samples or distributions are gone or damaged runs again when a cell to run
     would be compared with it, and a finished cell without differences runs again beside its float or softmax cell: a
@@ -202,8 +206,9 @@ def pending_cells(
     done: list[tuple[PlannedCell, Record]] = []
     todo: list[PlannedCell] = []
     for planned in cells:
+        weights = identity(planned)
         try:
-            record = finished(planned, options, identity)
+            record = None if weights is None else finished(planned, options, weights)
         except RecordError as error:
             raise RecordError(f"{error}; move it away or use --force to measure the cell again") from error
         if record is None:
@@ -223,7 +228,9 @@ def pending_cells(
         wanted = {twin.cell for planned in todo[looked_at:] for twin in twins(planned).values()}
         looked_at = len(todo)
         for planned, record in list(done):
-            key = sample_key(planned, identity, record.identity.get("calibration_sha256"))
+            weights = identity(planned)
+            assert weights is not None
+            key = sample_key(planned, weights, record.identity.get("calibration_sha256"))
             if planned.cell in wanted and not _has_reference(record, key, store):
                 done.remove((planned, record))
                 todo.append(planned)

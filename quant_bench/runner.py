@@ -15,7 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from quant_bench import calibrate, models
 from quant_bench.assemble import empty_record, scores_of
 from quant_bench.cache import cache_folder
 from quant_bench.data import DataSource
@@ -41,6 +40,7 @@ from quant_bench.quantizer import Calibration
 from quant_bench.record import Cell, Record, State
 from quant_bench.samples import Samples, SampleStore
 from quant_bench.task import Context, Evaluation
+from quant_bench.weights import Weights, calibration_of, canonical
 
 __all__ = ["Outcome", "RunOptions", "run_cells"]
 
@@ -73,6 +73,7 @@ class _Run:
     options: RunOptions
     cache: Path
     data: DataSource
+    weights: Weights
     store: SampleStore
     progressor: Progressor
     report: Callable[[Outcome], None]
@@ -97,13 +98,14 @@ def run_cells(options: RunOptions, report: Callable[[Outcome], None] = lambda ou
         ModelError: the model cannot be loaded.
         RecordError: a record in the way cannot be read, or the results cannot be written.
     """
+    options = replace(options, model=canonical(options.model))
     cells = planned_cells(options)
     cache = cache_folder(options.cache)
-    load_options = _load_options(options, cache)
-    identity = models.identify(options.model, load_options)
+    data = DataSource(options.data)
+    weights = Weights(options, cache, data)
     store = SampleStore(cache)
-    todo, done = pending_cells(cells, options, identity, store)
     if options.dry_run:
+        todo, done = pending_cells(cells, options, weights.identity, store)
         skipped = [Outcome(p.cell, r.state, p.cell.path(options.results), r, True) for p, r in done]
         planned = [Outcome(p.cell, "planned", p.cell.path(options.results), None, False) for p in todo]
         for outcome in skipped + planned:
@@ -112,7 +114,9 @@ def run_cells(options: RunOptions, report: Callable[[Outcome], None] = lambda ou
     tune_allocator()
     _check_writable(options.results)
     with Progressor(len(cells)) as progressor:
-        run = _Run(options, cache, DataSource(options.data), store, progressor, report)
+        weights.train(cells, progressor.work)
+        todo, done = pending_cells(cells, options, weights.identity, store)
+        run = _Run(options, cache, data, weights, store, progressor, report)
         for planned_cell, record in done:
             progressor.advance()
             path = planned_cell.cell.path(options.results)
@@ -120,18 +124,8 @@ def run_cells(options: RunOptions, report: Callable[[Outcome], None] = lambda ou
         for _, group in groupby(todo, key=lambda p: (p.cell.seed, p.cell.arm)):
             run.model_memo.clear()
             for _, same_model in groupby(list(group), key=lambda p: p.cell.quantizer):
-                _run_group(run, list(same_model), identity)
+                _run_group(run, list(same_model))
     return run.outcomes
-
-
-def _load_options(options: RunOptions, cache: Path) -> models.LoadOptions:
-    return models.LoadOptions(
-        dtype=options.dtype,
-        device=options.device,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        cache=cache,
-    )
 
 
 def _check_writable(results: Path) -> None:
@@ -144,18 +138,18 @@ def _check_writable(results: Path) -> None:
         raise RecordError(f"cannot write records to {str(results)!r}: {error}") from error
 
 
-def _run_group(run: _Run, group: list[PlannedCell], identity: ModelIdentity) -> None:
+def _run_group(run: _Run, group: list[PlannedCell]) -> None:
     """All cells of one quantized model."""
     first = group[0]
     run.progressor.cell(f"{first.cell.quantizer}: loading")
     started = time.perf_counter()
     try:
-        model = models.load_model(run.options.model, _load_options(run.options, run.cache))
+        model = run.weights.load(first)
         calibration = _calibration(run, first, model)
         model = _quantized(first, model, calibration)
     except Exception as error:
         for planned in group:
-            _store_failure(run, planned, identity, error, time.perf_counter() - started)
+            _store_failure(run, planned, error, time.perf_counter() - started)
         return
     prepare_took = time.perf_counter() - started
     pass_memo: dict[Any, Any] = {}
@@ -164,20 +158,20 @@ def _run_group(run: _Run, group: list[PlannedCell], identity: ModelIdentity) -> 
             planned.task.prepare(model, _context(run, planned, Probe.off(), pass_memo))
         except Exception as error:
             group.remove(planned)
-            _store_failure(run, planned, identity, error, time.perf_counter() - started)
+            _store_failure(run, planned, error, time.perf_counter() - started)
     for planned in group:
         run.progressor.cell(f"{planned.cell.quantizer}: {planned.cell.task}")
         release_memory()
         run.memory.reset()
         started = time.perf_counter()
         try:
-            probe = _probe(run, planned, identity)
+            probe = _probe(run, planned, model.identity)
             context = _context(run, planned, probe, pass_memo)
             evaluation = planned.task.evaluate(model, context)
             probe.save()
             record = _measured(run, planned, model, calibration, evaluation)
         except Exception as error:
-            _store_failure(run, planned, identity, error, time.perf_counter() - started)
+            _store_failure(run, planned, error, time.perf_counter() - started)
             continue
         _write(run, planned, record.with_cost(time.perf_counter() - started, run.memory.bytes(), prepare_took))
 
@@ -189,14 +183,12 @@ def _calibration(run: _Run, planned: PlannedCell, model: LanguageModel) -> Calib
         return Calibration()
     key = ("calibration", wanted, planned.cell.seed)
     if key not in run.model_memo:
-        text = run.data.calibration_text()
-        run.model_memo[key] = calibrate.batches_for(model, text, sequences=wanted, seed=planned.cell.seed)
+        run.model_memo[key] = calibration_of(model, run.data, run.cache, wanted, planned.cell.seed)
     calibration: Calibration = run.model_memo[key]
     return calibration
 
 
 def _quantized(planned: PlannedCell, model: LanguageModel, calibration: Calibration) -> LanguageModel:
-    model = models.attach(model, planned.arm, planned.cell.seed)
     model = planned.quantizer.quantize(model, calibration)
     # what stays in float is the same float32 arithmetic through a packed product, about a tenth faster
     pack_float_linears_(model.module)
@@ -237,7 +229,8 @@ def _measured(
     for difference, twin in twins(planned).items():
         # what the quantizer saw belongs to a cell: two arms are compared only where both were given the same
         seen = None if difference == "delta" else calibration.sha256
-        reference = run.store.read(sample_key(twin, identity, seen))
+        other = run.weights.identity(twin)
+        reference = None if other is None else run.store.read(sample_key(twin, other, seen))
         if reference is not None and ours.same_items(reference):
             references[difference] = reference
         elif reference is not None:
@@ -250,7 +243,7 @@ def _measured(
     )
 
 
-def _store_failure(run: _Run, planned: PlannedCell, identity: ModelIdentity, error: Exception, took: float) -> None:
+def _store_failure(run: _Run, planned: PlannedCell, error: Exception, took: float) -> None:
     """Record why a cell has no scores. A failed or blocked cell is tried again by the next run.
 
     A measured record of the same cell (under --force) stays: a failure must not cost a result.
@@ -266,8 +259,9 @@ def _store_failure(run: _Run, planned: PlannedCell, identity: ModelIdentity, err
     if not isinstance(error, QuantBenchError):
         # our own errors say what is wrong; of others it matters where they come from
         log.error("%s failed:\n%s", planned.cell, "".join(traceback.format_exception(error)))
-    record = empty_record(run.options, planned, identity, state, reason).with_cost(took, run.memory.bytes())
-    if finished(planned, replace(run.options, force=False), identity) is None:
+    record = empty_record(run.options, planned, run.weights.named(planned), state, reason)
+    record = record.with_cost(took, run.memory.bytes())
+    if finished(planned, replace(run.options, force=False), run.weights.identity(planned)) is None:
         _write(run, planned, record)
     else:
         run.finish(Outcome(planned.cell, state, planned.cell.path(run.options.results), record, False))

@@ -1,0 +1,149 @@
+"""Weights: which model the cells of an arm and seed are asked of: one for all, or a tier's checkpoint for each."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quant_bench import calibrate, models
+from quant_bench.data import DataSource
+from quant_bench.errors import ModelError, QuantBenchError
+from quant_bench.identity import ModelIdentity
+from quant_bench.model import LanguageModel
+from quant_bench.plan import PlannedCell, RunOptions
+from quant_bench.quantizer import Calibration
+from quant_bench.training import own_data
+from quant_bench.training.tiers import Tier, is_tier, tier_of
+
+if TYPE_CHECKING:
+    from quant_bench.training.checkpoints import Order
+
+Progress = Callable[[str, int, int], None]
+_Key = tuple[str, int]
+
+
+class Weights:
+    """The models of one run.
+
+    Args:
+        options: of the run; its model may be a tier.
+        cache: cache folder.
+        data: where a tier's text comes from.
+
+    Raises:
+        SpecError: there is no such tier.
+        ModelError, Blocked: the model cannot be had.
+    """
+
+    def __init__(self, options: RunOptions, cache: Path, data: DataSource) -> None:
+        self._options, self._cache, self._data = options, cache, data
+        self._load = models.LoadOptions(
+            dtype=options.dtype,
+            device=options.device,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            cache=cache,
+        )
+        self._tier: Tier | None = None
+        self._folders: dict[_Key, tuple[Path, ModelIdentity] | None] = {}
+        self._failures: dict[_Key, Exception] = {}
+        if is_tier(options.model):
+            self._tier = tier_of(options.model)
+            if options.revision is not None:
+                raise ModelError(f"{options.model!r} has no revision: only a model on the hub has revisions")
+        else:
+            self._one = models.identify(options.model, self._load)
+
+    def identity(self, planned: PlannedCell) -> ModelIdentity | None:
+        """Which weights a cell is asked of, or None while they are not trained; trains nothing."""
+        if self._tier is None:
+            return self._one
+        found = self._found(planned)
+        return None if found is None else found[1]
+
+    def named(self, planned: PlannedCell) -> ModelIdentity:
+        """The same for a record that has no scores: weights that are not trained have the digest of nothing."""
+        nothing = hashlib.sha256(b"").hexdigest()
+        untrained = ModelIdentity(
+            self._options.model, "tier", None, nothing, nothing, self._options.dtype, note="its training did not end"
+        )
+        return self.identity(planned) or untrained
+
+    def train(self, cells: Iterable[PlannedCell], progress: Progress) -> None:
+        """Train the checkpoints of a tier that are not in the cache; does nothing for other models.
+
+        An arm whose training fails costs its own cells only: loading it says what went wrong.
+        """
+        if self._tier is None:
+            return
+        from quant_bench.training.checkpoints import find_or_train
+
+        for planned in {_key(planned): planned for planned in cells}.values():
+            try:
+                find_or_train(self._order(planned), progress)
+            except Exception as error:
+                self._failures[_key(planned)] = error
+            self._folders.pop(_key(planned), None)
+
+    def load(self, planned: PlannedCell) -> LanguageModel:
+        """The float model of a cell, with its arm.
+
+        Raises:
+            ModelError, Blocked, NotApplicable: it cannot be loaded, was not trained, or cannot have this arm.
+        """
+        if self._tier is None:
+            model = models.load_model(self._options.model, self._load)
+            return models.attach(model, planned.arm, planned.cell.seed)
+        if _key(planned) in self._failures:
+            raise self._failures[_key(planned)]
+        found = self._found(planned)
+        if found is None:
+            raise ModelError(f"{self._tier.label} with arm {planned.cell.arm} and seed {planned.cell.seed} is gone")
+        model = models.load_model(str(found[0]), self._load)
+        model.identity = found[1]
+        return models.attach(model, planned.arm, planned.cell.seed)
+
+    def _order(self, planned: PlannedCell) -> "Order":
+        from quant_bench.training.checkpoints import Order
+
+        assert self._tier is not None
+        return Order(self._tier, planned.arm, planned.cell.seed, self._data, self._cache, self._options.device)
+
+    def _found(self, planned: PlannedCell) -> tuple[Path, ModelIdentity] | None:
+        from quant_bench.training.checkpoints import find
+
+        key = _key(planned)
+        if key not in self._folders:
+            try:
+                checkpoint = find(self._order(planned))
+            except QuantBenchError:
+                # its text is missing, so nothing can have been trained on it; training says so
+                checkpoint = None
+            self._folders[key] = None
+            if checkpoint is not None:
+                identity = models.identify(str(checkpoint.folder), self._load)
+                note = f"trained here with arm {checkpoint.note['arm']} and seed {checkpoint.note['seed']}"
+                named = replace(identity, name=self._options.model, source="tier", note=note)
+                self._folders[key] = (checkpoint.folder, named)
+        return self._folders[key]
+
+
+def canonical(model: str) -> str:
+    """The one name for a model: two ways to write a tier's settings are one tier."""
+    return tier_of(model).label if is_tier(model) else model
+
+
+def _key(planned: PlannedCell) -> _Key:
+    return (planned.cell.arm, planned.cell.seed)
+
+
+def calibration_of(model: LanguageModel, data: DataSource, cache: Path, sequences: int, seed: int) -> Calibration:
+    """Sequences for a quantizer: of its own training for a model that was trained here, else of the suite's text.
+
+    Raises:
+        Blocked: the text is missing.
+    """
+    if own_data.was_trained_here(model):
+        return own_data.calibration(model, data, cache, sequences, seed)
+    return calibrate.batches_for(model, data.calibration_text(), sequences=sequences, seed=seed)
