@@ -1,4 +1,4 @@
-"""The commands: `quant-bench run`, `report`, `list`, `doctor`, `data verify`, `demo`."""
+"""The commands: `quant-bench run`, `report`, `compare`, `list`, `doctor`, `data verify`, `demo`."""
 
 import os
 import re
@@ -10,6 +10,7 @@ import click
 
 from quant_bench import __version__, registry, report, schemes
 from quant_bench._roots import PATH_VARIABLE
+from quant_bench.compare import compare
 from quant_bench.errors import QuantBenchError, SpecError, UnknownPlugin
 from quant_bench.record import Store
 from quant_bench.report.text import number, visible
@@ -143,6 +144,9 @@ def report_command(how: report.Format | None, check: bool, results: Path) -> Non
             click.echo(f"written to {report.write(results, frame)}", err=True)
     if store.problems:
         sys.exit(1)
+
+
+main.add_command(compare)
 
 
 @main.command("list", epilog=_example("quant-bench list quantizers"))

@@ -23,7 +23,7 @@ ROWS = (
     {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble", "weights"},
     {"parity", "runner", "diagnostics"},
-    {"api"},
+    {"api", "compare"},
     {"cli"},
     {"__main__"},
 )
@@ -31,7 +31,7 @@ ROWS = (
 OUTSIDE = {"arms", "quantizers", "tasks", "__init__"}
 NO_TORCH = (
     *("errors", "score", "identity", "spec", "coercion", "schemes", "cell", "record", "record_json", "statistics"),
-    *("registry", "report", "data", "cli"),
+    *("registry", "report", "data", "compare", "cli"),
 )
 NOT_FOR_PLUGINS = {
     "registry",
@@ -45,6 +45,7 @@ NOT_FOR_PLUGINS = {
     "weights",
     "runner",
     "api",
+    "compare",
     "cli",
 }
 NOT_FOR_PLUGINS |= {"testing", "demo", "doctor", "arms", "quantizers", "tasks", "__main__"}

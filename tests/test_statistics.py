@@ -249,7 +249,8 @@ def test_the_spread_over_seeds_is_students(values: tuple[float, ...]) -> None:
     t = {1: 12.7062, 2: 4.30265, 3: 3.18245, 30: 2.04227}[len(values) - 1]
     found = spread_of(values)
     deviation = statistics.stdev(values)
-    assert (found.n, found.mean) == (len(values), pytest.approx(statistics.fmean(values)))
+    assert found.n == len(values)
+    assert found.mean == pytest.approx(statistics.fmean(values))
     assert found.deviation == pytest.approx(deviation)
     assert found.ci95 is not None
     assert found.ci95[1] - found.ci95[0] == pytest.approx(2 * t * deviation / len(values) ** 0.5, rel=1e-5)

@@ -82,29 +82,30 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
+def asked(record: Record) -> tuple[Any, ...]:
+    """The values of `GROUP`: only records in which they all agree may be compared."""
+    identity = record.identity
+    trained = record.cell.model.startswith(TRAINED)
+    matched = identity.get("training_sha256") if trained else identity["weights_sha256"]
+    dtype = identity.get("dtype") or record.settings.get("model", {}).get("dtype")
+    items = record.scores[0].n if record.scores else None
+    question = (record.cell.task, record.versions["task"], record.convention, identity["data_sha256"], items)
+    return (record.cell.model, matched, dtype, *question)
+
+
 def _rows(record: Record) -> list[tuple[Any, ...]]:
     cell, identity = record.cell, record.identity
     quantizer, named = execution_of(cell.quantizer)
     settings = record.settings["quantizer"]
     execution = named or settings.get("execution") or ("float" if quantizer == "none" else "foreign")
-    dtype = identity.get("dtype") or record.settings.get("model", {}).get("dtype")
-    items = record.scores[0].n if record.scores else None
-    asked = (cell.task, record.versions["task"], record.convention, identity["data_sha256"], items)
+    model, matched, *question = asked(record)
     covered = (record.coverage or {}).get("mac_share")
-    shared: tuple[Any, ...] = (cell.model, identity["weights_sha256"], dtype, *asked)
+    shared: tuple[Any, ...] = (model, identity["weights_sha256"], *question)
     shared += (cell.arm, quantizer, execution, cell.seed, label(quantizer), identity.get("note") or None)
     shared += (record.versions["arm"], record.versions["quantizer"], covered, record.state, record.reason)
-    matched = _matched(record)
     if not record.scores:
         return [(*shared, *[None] * (len(COLUMNS) - len(shared) - 1), matched)]
     return [(*shared, order, *_score(score), matched) for order, score in enumerate(record.scores)]
-
-
-def _matched(record: Record) -> str | None:
-    """What of the weights must agree; see `long_frame`."""
-    trained = record.cell.model.startswith(TRAINED)
-    found: str | None = record.identity.get("training_sha256" if trained else "weights_sha256")
-    return found
 
 
 def _score(score: Score) -> tuple[Any, ...]:

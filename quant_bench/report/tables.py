@@ -1,21 +1,22 @@
 """Ranked frame -> tables for people: sections by model, one table a group, and an overview; no format is known here."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import pandas as pd
 
 from quant_bench.cell import BASELINE_ARM
-from quant_bench.report.frame import TRAINED, plain_rows
+from quant_bench.report.arm_tables import REDUNDANCY, redundancy_table
+from quant_bench.report.frame import plain_rows
 from quant_bench.report.layout import Entry, Footnotes, Section, Table
-from quant_bench.report.text import number, signed
+from quant_bench.report.redundancy import redundancy
+from quant_bench.report.rows import Key, Row, heading, model_of, parted, question, scored
+from quant_bench.report.rows import headline as headline_of
+from quant_bench.report.text import between, number, signed
 
 METRICS_A_TABLE: Final = 4
 UNINFORMATIVE, BEATS_FLOAT, UNRANKED = "†", "‡", "*"
 _DELTA, _VERSUS = "Δ", f"vs {BASELINE_ARM}"
-Row = dict[str, Any]
-Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
 # rows of a table differ in these; several seeds of one row are shown by their mean
 _ROW: Final = ("arm", "quantizer", "execution", "arm_version", "quantizer_version", "state", "reason")
 LEGEND: Final = (
@@ -41,6 +42,7 @@ _SEEDS: Final = (
 def legend(frame: pd.DataFrame) -> tuple[str, ...]:
     """What the signs of the leaderboard mean."""
     further = [_ARMS] if frame["arm_delta"].notna().any() else []
+    further += [REDUNDANCY] if not redundancy(frame).empty else []
     further += [_SEEDS] if (frame["seeds"] > 1).any() else []
     return LEGEND[:1] + tuple(further) + LEGEND[1:]
 
@@ -48,10 +50,14 @@ def legend(frame: pd.DataFrame) -> tuple[str, ...]:
 def sections(frame: pd.DataFrame) -> list[Section]:
     """Every model's tables: an overview where it has several tasks, then one table a group."""
     # plain rows: thousands of small data frames would take minutes
-    groups = list(_parted(plain_rows(frame), lambda row: row["group"]).values())
+    groups = list(parted(plain_rows(frame), lambda row: row["group"]).values())
+    by_group = parted(plain_rows(redundancy(frame)), lambda row: row["group"])
     found = []
-    for key, members in sorted(_parted(groups, _model_of).items()):
+    for key, members in sorted(parted(groups, model_of).items()):
         tables = [table for group in members for table in _group_tables(group)]
+        for group in members:
+            gains = [row for row in by_group.get(group[0]["group"], ()) if row["metric"] == headline_of(group)]
+            tables += [redundancy_table(gains)] if gains else []
         if len(members) > 1:
             tables.insert(0, _overview(members))
         notes = [row["note"] for group in members for row in group if row["note"]]
@@ -60,31 +66,15 @@ def sections(frame: pd.DataFrame) -> list[Section]:
     return found
 
 
-def _parted(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    parts: dict[Key, list[Item]] = {}
-    for item in items:
-        parts.setdefault(key(item), []).append(item)
-    return parts
-
-
-def _model_of(group: list[Row]) -> tuple[str, str, str]:
-    """Model, weights and dtype of a group; a blocked cell need not know its weights."""
-    matched, dtype = (next((row[name] for row in group if row[name]), "") for name in ("matched_sha256", "dtype"))
-    model = group[0]["model"]
-    if model.startswith(TRAINED):
-        return model, f"training {matched[:12]}" if matched else "trained for each arm and seed", dtype
-    return model, f"weights {matched[:12]}" if matched else "weights unknown", dtype
-
-
 def _cells(group: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
     """Scores of each row of a table, of all its seeds."""
-    return _parted(group, lambda row: tuple(row[name] for name in _ROW))
+    return parted(group, lambda row: tuple(row[name] for name in _ROW))
 
 
 def _by_metric(scores: list[Row]) -> dict[str, Row]:
     """One score a metric: that of any seed, for it says what all seeds say together."""
     # where seeds differ in version or item count, the one that may be ranked goes last, and so it is taken
-    order = sorted(_scored(scores), key=lambda row: row["outdated"] + row["other_items"], reverse=True)
+    order = sorted(scored(scores), key=lambda row: row["outdated"] + row["other_items"], reverse=True)
     return {row["metric"]: row for row in order}
 
 
@@ -100,31 +90,18 @@ def _several(group: Iterable[Row]) -> list[str]:
 
 def _group_tables(group: list[Row]) -> Iterator[Table]:
     """A group's table, cut where it has more metrics than a page is wide."""
-    metrics = list(dict.fromkeys(row["metric"] for row in sorted(_scored(group), key=lambda row: row["order"])))
+    metrics = list(dict.fromkeys(row["metric"] for row in sorted(scored(group), key=lambda row: row["order"])))
     if not metrics:
-        yield _table(group, [], _title(group))
+        yield _table(group, [], question(group))
     for start in range(0, len(metrics), METRICS_A_TABLE):
         continued = "" if start == 0 else " (continued)"
-        yield _table(group, metrics[start : start + METRICS_A_TABLE], _title(group) + continued)
-
-
-def _scored(group: Iterable[Row]) -> list[Row]:
-    return [row for row in group if row["metric"] is not None]
-
-
-def _title(group: list[Row]) -> str:
-    first = next(iter(_scored(group)), None)
-    if first is None:
-        return f"{group[0]['task']} · no scores"
-    items = "" if first["items"] is None else f"{first['items']:,} items"
-    version, data = f"version {first['task_version']}", f"data {first['data_sha256'][:12]}"
-    return " · ".join(part for part in (first["task"], first["convention"], items, version, data) if part)
+        yield _table(group, metrics[start : start + METRICS_A_TABLE], question(group) + continued)
 
 
 def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     footnotes = Footnotes()
-    headline, several = _headline(group), _several(group)
-    meaning = {row["metric"]: row for row in reversed(_scored(group))}
+    headline, several = headline_of(group), _several(group)
+    meaning = {row["metric"]: row for row in reversed(scored(group))}
     rows = []
     cells = _cells(group)
     places = {key: _place(scores, headline) for key, scores in cells.items()}
@@ -139,25 +116,13 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
         else:
             entries += [_entry(by_metric[metric]) if metric in by_metric else Entry(("–",)) for metric in metrics]
         rows.append(tuple(entries))
-    headings = ["#", "quantizer", "execution", *several, *(_heading(meaning[metric]) for metric in metrics)]
+    headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in metrics)]
     headings += [] if metrics else ["state"]
     return Table(title, tuple(headings), tuple(rows), tuple(footnotes.texts), 3 + len(several))
 
 
 def _state(row: Row, footnotes: Footnotes) -> str:
     return f"{row['state'].replace('_', ' ')} {footnotes.mark(row['reason'])}"
-
-
-def _headline(group: list[Row]) -> str | None:
-    """The metric that ranks a table: the first mean of items with a better direction."""
-    directed = [row for row in group if row["better"] in ("higher", "lower") and row["reduction"] != "none"]
-    return min(directed, key=lambda row: row["order"])["metric"] if directed else None
-
-
-def _heading(meaning: Row) -> str:
-    arrow = {"higher": " ↑", "lower": " ↓"}.get(meaning["better"], "")
-    unit = "" if meaning["unit"] in ("1", "") else f" ({meaning['unit']})"
-    return f"{meaning['metric']}{unit}{arrow}"
 
 
 def _place(scores: list[Row], headline: str | None) -> tuple[Any, ...]:
@@ -189,7 +154,7 @@ def _entry(score: Row) -> Entry:
     lines = [_marked(score)]
     low, high = ("low", "high") if score["seeds"] < 2 else ("mean_low", "mean_high")
     if score[low] is not None:
-        lines.append(f"[{number(score[low])}, {number(score[high])}]")
+        lines.append(between(score[low], score[high]))
     for sign, name, column in ((_DELTA, "delta", "delta"), (_VERSUS, "arm", "arm_delta")):
         # the item intervals of one seed, or the spread of several
         value, ends = (column, name) if score["seeds"] < 2 else (f"{name}_mean", f"{name}_mean")
@@ -197,7 +162,7 @@ def _entry(score: Row) -> Entry:
             continue
         line = f"{sign} {signed(score[value])}"
         if score[f"{ends}_low"] is not None:
-            line += f" [{signed(score[f'{ends}_low'])}, {signed(score[f'{ends}_high'])}]"
+            line += f" {between(score[f'{ends}_low'], score[f'{ends}_high'], signed)}"
         seeds = score[f"{name}_seeds"]
         lines.append(line if seeds == score["seeds"] else f"{line} ({seeds} of {score['seeds']} seeds)")
     return Entry(tuple(lines))
@@ -223,10 +188,10 @@ def _overview(groups: list[list[Row]]) -> Table:
     shown: dict[tuple[Any, ...], list[Row]] = {}
     columns: list[dict[tuple[Any, ...], tuple[Entry, float | None]]] = []
     for group in groups:
-        metric = _headline(group) or next((row["metric"] for row in _scored(group)), None)
-        headings.append(f"{group[0]['task'].partition('(')[0]}: {metric or 'state'} {footnotes.mark(_title(group))}")
+        metric = headline_of(group) or next((row["metric"] for row in scored(group)), None)
+        headings.append(f"{group[0]['task'].partition('(')[0]}: {metric or 'state'} {footnotes.mark(question(group))}")
         column: dict[tuple[Any, ...], tuple[Entry, float | None]] = {}
-        for key, scores in _parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"])).items():
+        for key, scores in parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"])).items():
             shown.setdefault(key, []).extend(scores)
             measured = _by_metric([row for row in scores if row["state"] == "measured"])
             if not measured:

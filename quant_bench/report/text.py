@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Final
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
@@ -55,6 +56,11 @@ def number(value: float) -> str:
 def signed(value: float) -> str:
     """A difference: always with its sign."""
     return f"+{number(value)}" if value > 0 else number(value)
+
+
+def between(low: float, high: float, show: Callable[[float], str] = number) -> str:
+    """An interval."""
+    return f"[{show(low)}, {show(high)}]"
 
 
 def visible(text: str) -> str:

@@ -1,0 +1,55 @@
+"""Rows of a frame as people read them: what they are grouped by, and what a table's title and headings say."""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
+
+from quant_bench.report.frame import TRAINED
+
+Row = dict[str, Any]
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def parted(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by their key, in the order in which keys come."""
+    parts: dict[Key, list[Item]] = {}
+    for item in items:
+        parts.setdefault(key(item), []).append(item)
+    return parts
+
+
+def model_of(group: list[Row]) -> tuple[str, str, str]:
+    """Model, weights and dtype of a group; a blocked cell need not know its weights."""
+    matched, dtype = (next((row[name] for row in group if row[name]), "") for name in ("matched_sha256", "dtype"))
+    model = group[0]["model"]
+    if model.startswith(TRAINED):
+        return model, f"training {matched[:12]}" if matched else "trained for each arm and seed", dtype
+    return model, f"weights {matched[:12]}" if matched else "weights unknown", dtype
+
+
+def scored(group: Iterable[Row]) -> list[Row]:
+    """The rows that are scores."""
+    return [row for row in group if row["metric"] is not None]
+
+
+def question(group: list[Row]) -> str:
+    """What a group was asked: task, convention, items, version and data."""
+    first = next(iter(scored(group)), None)
+    if first is None:
+        return f"{group[0]['task']} · no scores"
+    items = "" if first["items"] is None else f"{first['items']:,} items"
+    version, data = f"version {first['task_version']}", f"data {first['data_sha256'][:12]}"
+    return " · ".join(part for part in (first["task"], first["convention"], items, version, data) if part)
+
+
+def heading(meaning: Row) -> str:
+    """A metric's name, unit and better direction."""
+    arrow = {"higher": " ↑", "lower": " ↓"}.get(meaning["better"], "")
+    unit = "" if meaning["unit"] in ("1", "") else f" ({meaning['unit']})"
+    return f"{meaning['metric']}{unit}{arrow}"
+
+
+def headline(group: list[Row]) -> str | None:
+    """The metric that ranks a group: the first mean of items with a better direction."""
+    directed = [row for row in group if row["better"] in ("higher", "lower") and row["reduction"] != "none"]
+    return min(directed, key=lambda row: row["order"])["metric"] if directed else None
