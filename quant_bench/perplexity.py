@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from quant_bench.errors import SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.outliers import METRICS as OUTLIER_METRICS
 from quant_bench.outliers import summarize
 from quant_bench.score import Metric
 from quant_bench.scoring import CHUNK_TOKENS, logits
+from quant_bench.stream import Stream
 from quant_bench.task import Context, Evaluation, Measure, Plain
-from quant_bench.windows import WindowPass, Windows, WindowSettings, announce, cut, window_pass
+from quant_bench.training import own_data
+from quant_bench.windows import Span, WindowPass, Windows, WindowSettings, announce, cut, window_pass
 
 TOKEN_PERPLEXITY = Metric("token_perplexity", "1", "lower", "exp")
 WORD_PERPLEXITY = Metric("word_perplexity", "1", "lower", "exp")
@@ -21,7 +24,9 @@ KL = Metric("kl", "nats/token", "lower", "mean")
 TOP1_AGREEMENT = Metric("top1_agreement", "share", "higher", "mean")
 MEAN_OF_BATCHES = Metric("token_perplexity_mean_of_batches", "1", "lower")
 # the split that is evaluated
-SPLITS = {"wikitext2": "test", "wiki40b": "validation", "python_docs": "test"}
+SPLITS = {"wikitext2": "test", "wiki40b": "validation", "python_docs": "test", "held_out": "validation"}
+# not a text but what a model that was trained here has not seen
+HELD_OUT = "held_out"
 # the outlier papers' scripts average the loss over evaluation batches of this many blocks
 _PUBLISHED_BATCH = 8
 
@@ -31,7 +36,7 @@ class TextWindows:
     """Which windows of which text.
 
     Attributes:
-        text: name of the text (`wikitext2`).
+        text: name of the text (`wikitext2`), or `held_out` for the sequences held out from a model trained here.
         split: of the text (`test`).
         settings: convention.
         limit: take the first so many windows; None for all.
@@ -58,6 +63,8 @@ class TextWindows:
     def cut(self, model: LanguageModel, context: Context) -> tuple[Windows, str]:
         """The windows, cut once for all quantizers of a float model, and where the text came from."""
         key = ("windows", *self.key(model)[:3])
+        if key not in context.model_memo and self.text == HELD_OUT:
+            context.model_memo[key] = held_out_windows(model, context, self.settings)
         if key not in context.model_memo:
             text = context.data.text(self.text, self.split)
             windows = cut(text.rows, model, self.settings, wikitext=self.text == "wikitext2")
@@ -69,6 +76,27 @@ class TextWindows:
         """The forward pass over the windows, shared by the tasks of a model, and where the text came from."""
         windows, origin = self.cut(model, context)
         return window_pass(model, windows, context, self.key(model), observe=observe), origin
+
+
+def held_out_windows(model: LanguageModel, context: Context, settings: WindowSettings) -> tuple[Windows, str]:
+    """The beginnings of the sequences held out from a model that was trained here, and which tier they are of.
+
+    Raises:
+        NotApplicable: the model was not trained here.
+        Blocked: the text of its training is missing.
+        SpecError: the sequences are no windows of another convention than P1.
+    """
+    if settings.convention != "p1":
+        raise SpecError(f"held-out sequences are windows of convention p1, not of {settings.convention}")
+    settings = settings.resolved(model)
+    found = own_data.held_out(model, context.data, context.cache)
+    length, step = settings.seq_length, found.rows.shape[1]
+    assert length is not None
+    ids = found.rows.reshape(-1)
+    # a sequence is read from its own beginning, however short the window
+    spans = tuple(Span(first, first + length, first + 1) for first in range(0, len(ids), step))
+    label = f"P1 seq={length} prefix=none"
+    return Windows(Stream(ids, None, None, found.sha256), spans, None, label, settings), found.tier.text
 
 
 def perplexity(model: LanguageModel, context: Context, wanted: TextWindows) -> Evaluation:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Float64, Int32, Int64
 from torch import Tensor
 
 from quant_bench.data import raw_wikitext
@@ -183,6 +183,7 @@ class WindowPass:
         windows: the windows that ran.
         frame: one row a window: `item`, `nll` in nats, `tokens`, and `words` and `bytes` where they are known; with
             observation also `avg_kurtosis` and `avg_kurtosis_published`.
+        log_probs: natural log of the probability of each scored token, one tensor a window.
         argmax: most probable token at each scored position, one tensor a window.
         sampled: final hidden states for the probe, one for each of its items, in order.
         sampled_window: the window of each of them.
@@ -191,6 +192,7 @@ class WindowPass:
 
     windows: Windows
     frame: pd.DataFrame
+    log_probs: list[Float64[Tensor, " token"]]
     argmax: list[Int32[Tensor, " token"]]
     sampled: Float[Tensor, "item width"]
     sampled_window: list[int]
@@ -233,6 +235,7 @@ def window_pass(
 
 def _run(model: LanguageModel, windows: Windows, context: Context, observer: Observer | None) -> WindowPass:
     rows: list[dict[str, Any]] = []
+    log_probs: list[Tensor] = []
     argmax: list[Tensor] = []
     sampled: list[Tensor] = []
     owners: list[int] = []
@@ -246,6 +249,7 @@ def _run(model: LanguageModel, windows: Windows, context: Context, observer: Obs
             if counts is not None:
                 row[name] = int(counts[span.scored : span.last].sum())
         rows.append(row | (observer.latest() if observer is not None else {}))
+        log_probs.append(scored.log_probs.cpu())
         argmax.append(scored.argmax.to(torch.int32).cpu())
         spread = np.unique(np.linspace(0, len(hidden) - 1, wanted).round().astype(np.int64))
         keep = spread[: max(0, ITEMS - len(owners))]
@@ -256,4 +260,4 @@ def _run(model: LanguageModel, windows: Windows, context: Context, observer: Obs
         if held >= _RELEASE_TOKENS:
             release_memory()
             held = 0
-    return WindowPass(windows, pd.DataFrame(rows), argmax, torch.cat(sampled), owners, observer)
+    return WindowPass(windows, pd.DataFrame(rows), log_probs, argmax, torch.cat(sampled), owners, observer)

@@ -29,7 +29,7 @@ class Attention(Task):
         sink_length: queries over which `sink_rate` takes the mean; `sink_rate_context` takes all.
     """
 
-    text: Literal["wikitext2", "python_docs", "wiki40b"] = "wikitext2"
+    text: Literal["wikitext2", "python_docs", "wiki40b", "held_out"] = "wikitext2"
     seq_length: int | None = None
     quiet: float = 25.0
     pooling: Pooling = "all"

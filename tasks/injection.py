@@ -33,7 +33,7 @@ class Injection(Task):
     """
 
     limit: int | None = 64
-    text: Literal["wikitext2", "python_docs", "wiki40b"] = "wikitext2"
+    text: Literal["wikitext2", "python_docs", "wiki40b", "held_out"] = "wikitext2"
     seq_length: int | None = None
     cutoff: Literal["p50", "p25"] = "p25"
     junk: Junk = "structured"

@@ -26,7 +26,7 @@ class Outliers(Task):
         seq_length: tokens a window; None: 2,048, or the model's context where that is shorter.
     """
 
-    text: Literal["wikitext2", "python_docs", "wiki40b"] = "wikitext2"
+    text: Literal["wikitext2", "python_docs", "wiki40b", "held_out"] = "wikitext2"
     seq_length: int | None = None
 
     def prepare(self, model: LanguageModel, context: Context) -> None:

@@ -22,7 +22,7 @@ class Parity(Task):
     """
 
     limit: int | None = 2
-    text: Literal["wikitext2", "python_docs", "wiki40b"] = "wikitext2"
+    text: Literal["wikitext2", "python_docs", "wiki40b", "held_out"] = "wikitext2"
     seq_length: int | None = 512
 
     def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:

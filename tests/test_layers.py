@@ -22,7 +22,7 @@ ROWS = (
     {"calibrate", "lowbit", "report", "decoding", "texts", "tiny", "training"},
     {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble", "weights"},
-    {"parity", "runner", "diagnostics"},
+    {"parity", "runner", "diagnostics", "validation"},
     {"api", "compare"},
     {"cli"},
     {"__main__"},
