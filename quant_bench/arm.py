@@ -99,14 +99,17 @@ class Arm(ABC):
         """What goes on to the output projection in place of the average."""
         return mixed
 
-    def reference(self, a: Attended) -> Heads:
-        """The whole mechanism: input of the output projection, one row a head."""
+    def weights(self, a: Attended) -> Float[Tensor, "batch head query key"]:
+        """How much each query takes from each key."""
         scores = a.query @ a.of_heads(a.key).transpose(-1, -2) * a.scaling
         bias = self.key_bias(a)
         if bias is not None:
             scores = scores + a.of_heads(bias)[:, :, None]
-        weights = self.normalize(a, scores.masked_fill(~a.mask, -torch.inf))
-        return self.gated_output(a, weights @ a.of_heads(self.gated_read(a)))
+        return self.normalize(a, scores.masked_fill(~a.mask, -torch.inf))
+
+    def reference(self, a: Attended) -> Heads:
+        """The whole mechanism: input of the output projection, one row a head."""
+        return self.gated_output(a, self.weights(a) @ a.of_heads(self.gated_read(a)))
 
 
 @dataclass(frozen=True)

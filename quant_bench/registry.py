@@ -137,11 +137,10 @@ def settings(instance: object) -> dict[str, Any]:
     }
 
 
-def _composed(arms: list["Arm"]) -> "Arm":
+def _composed(arms: list["Arm"]) -> Any:
     """Arms in one order whatever the text's, so that a cell has one name."""
-    from quant_bench.arm import Composed
-
-    return Composed(tuple(sorted(arms, key=lambda arm: canonical("arms", arm))))
+    composed: Any = importlib.import_module("quant_bench.arm").Composed
+    return composed(tuple(sorted(arms, key=lambda arm: canonical("arms", arm))))
 
 
 def _parts(instance: object) -> tuple[object, ...]:

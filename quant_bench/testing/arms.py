@@ -4,8 +4,7 @@ import copy
 import dataclasses
 import inspect
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from quant_bench import attention, models, registry
 from quant_bench.arm import Arm, Attended
 from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms import undecayed
-from quant_bench.mechanisms.gates import GatedProjection
 from quant_bench.model import LanguageModel
 from quant_bench.packing import Memory, Segment, packed_hidden
+from quant_bench.testing.layers import watched_layers
 from quant_bench.testing.tokens import tiny_calibration, tiny_ids
 from quant_bench.tiny import CONFIGS, tiny_model
 
@@ -83,65 +82,6 @@ def _check_identity(arm: Arm) -> None:
     assert registry.build("arms", text) == arm, f"{text!r} does not give the same settings back"
 
 
-@dataclasses.dataclass
-class _Seen:
-    """What one attention layer was given and gave."""
-
-    module: Any
-    operands: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def attended(self, length: int) -> Attended:
-        known = self.operands
-        query, key = known["query"], known["key"]
-        mask = known["mask"]
-        if mask is None:
-            mask = attention.causal_mask(query.shape[2], key.shape[2], None, query.device)
-        value = known.get("read", known["value"])
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        return Attended(query, key, value, known["hidden"], mask, known["scaling"], length, tensors)
-
-
-@contextmanager
-def _watched(model: LanguageModel) -> Iterator[list[_Seen]]:
-    """Operands and outputs of every attention layer while the context lasts."""
-    layers = [_Seen(model.module.get_submodule(path)) for path in model.layout.attentions]
-    by_module = {layer.module: layer.operands for layer in layers}
-    original = attention.core_of
-
-    def core_of(module: nn.Module) -> Callable[..., Tensor]:
-        core = original(module)
-
-        def watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-            by_module[module].update(query=query, key=key, value=value, **options)
-            return core(module, query, key, value, **options)
-
-        return watched
-
-    def keep_hidden(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        by_module[module]["hidden"] = options["hidden_states"] if "hidden_states" in options else arguments[0]
-
-    hooks = [layer.module.register_forward_pre_hook(keep_hidden, with_kwargs=True) for layer in layers]
-    for site in model.layout.linears:
-        operands = layers[site.layer].operands
-        if site.role == "output":
-            module = model.module.get_submodule(site.path)
-            hooks.append(module.register_forward_pre_hook(lambda m, a, o=operands: o.update(output=a[0])))
-        parent = model.module.get_submodule(site.path.rpartition(".")[0])
-        if isinstance(parent, GatedProjection):
-
-            def keep_read(gated: Any, a: Any, out: Tensor, o: Any = operands, p: Any = parent) -> None:
-                o["read"] = p.reads(out).transpose(1, 2)
-
-            hooks.append(parent.projection.register_forward_hook(keep_read))
-    attention.core_of = core_of
-    try:
-        yield layers
-    finally:
-        attention.core_of = original
-        for hook in hooks:
-            hook.remove()
-
-
 def _error(got: Tensor, wanted: Tensor) -> float:
     got, wanted = got.detach(), wanted.detach()
     return float((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-9))
@@ -153,7 +93,7 @@ def _check_reference(arm: Arm, model: LanguageModel, family: str) -> None:
     own = [p for name, p in model.module.named_parameters() if name in undecayed(model.module)]
     for parameter in own:
         parameter.requires_grad_(True)
-    with _watched(model) as layers:
+    with watched_layers(model) as layers:
         model.module(input_ids=tiny_ids(), use_cache=False)
     for index, layer in enumerate(layers):
         a, core = layer.attended(model.max_length), attention.core_of(layer.module)
@@ -165,11 +105,7 @@ def _check_reference(arm: Arm, model: LanguageModel, family: str) -> None:
         mixed = core(layer.module, *leaves, mask=layer.operands["mask"], scaling=a.scaling)
         # the core sees gated values and the output is gated behind it: what is left of the arm is its weights
         plain = dataclasses.replace(a, query=leaves[0], key=leaves[1], value=leaves[2])
-        scores = plain.query @ plain.of_heads(plain.key).transpose(-1, -2) * a.scaling
-        bias = arm.key_bias(plain)
-        scores = scores if bias is None else scores + plain.of_heads(bias)[:, :, None]
-        weights = arm.normalize(plain, scores.masked_fill(~a.mask, -torch.inf))
-        truth = weights @ plain.of_heads(leaves[2])
+        truth = arm.weights(plain) @ plain.of_heads(leaves[2])
         factor = torch.randn(truth.shape, generator=torch.Generator().manual_seed(5), dtype=truth.dtype)
         trained = [p for p in layer.module.parameters() if p.requires_grad and p in set(own)]
         found = torch.autograd.grad((mixed * factor).sum(), [*leaves, *trained], allow_unused=True)
@@ -184,7 +120,7 @@ def _check_reference(arm: Arm, model: LanguageModel, family: str) -> None:
 
 def _check_extremes(arm: Arm, model: LanguageModel, family: str) -> None:
     """Logits of ±100, rows that may see nothing, and narrow dtypes, for the core of the first layer."""
-    with _watched(model) as layers, torch.no_grad():
+    with watched_layers(model) as layers, torch.no_grad():
         model.module(input_ids=tiny_ids(), use_cache=False)
     a = layers[0].attended(model.max_length)
     generator = torch.Generator().manual_seed(7)
@@ -219,11 +155,7 @@ def _check_near(arm: Arm, case: Attended, module: nn.Module, mixed: Tensor, wher
     exact = dataclasses.replace(
         case, query=case.query.double(), key=case.key.double(), value=case.value.double(), parameters=wide
     )
-    scores = exact.query @ exact.of_heads(exact.key).transpose(-1, -2) * exact.scaling
-    bias = arm.key_bias(exact)
-    scores = scores if bias is None else scores + exact.of_heads(bias)[:, :, None]
-    weights = arm.normalize(exact, scores.masked_fill(~exact.mask, -torch.inf))
-    error = _error(mixed.double(), weights @ exact.of_heads(exact.value))
+    error = _error(mixed.double(), arm.weights(exact) @ exact.of_heads(exact.value))
     assert error < _NARROW.get(mixed.dtype, 1e-4), f"{where}: differs from `reference` by {error:.2g}"
 
 
