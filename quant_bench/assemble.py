@@ -61,6 +61,8 @@ def empty_record(
         "revision": identity.revision,
         "note": identity.note,
     }
+    if identity.training_sha256 is not None:
+        known["training_sha256"] = identity.training_sha256
     return Record(
         state=state,
         reason=reason,

@@ -19,6 +19,8 @@ class ModelIdentity:
         dtype: the dtype that the float parts compute in.
         trust_remote_code: whether code that came with the model was allowed to run.
         note: what a reader must know (`dequantized from a Q4_1 GGUF file`), or "".
+        training_sha256: of a checkpoint trained here, the digest of all that its training shares with that of other
+            arms and seeds (settings, schedule, data): these are compared though their weights differ. Else None.
     """
 
     name: str
@@ -29,3 +31,4 @@ class ModelIdentity:
     dtype: str
     trust_remote_code: bool = False
     note: str = ""
+    training_sha256: str | None = None

@@ -13,6 +13,7 @@ from quant_bench.identity import ModelIdentity
 from quant_bench.model import LanguageModel
 from quant_bench.plan import PlannedCell, RunOptions
 from quant_bench.quantizer import Calibration
+from quant_bench.samples import digest_of
 from quant_bench.training import own_data
 from quant_bench.training.tiers import Tier, is_tier, tier_of
 
@@ -124,7 +125,10 @@ class Weights:
             if checkpoint is not None:
                 identity = models.identify(str(checkpoint.folder), self._load)
                 note = f"trained here with arm {checkpoint.note['arm']} and seed {checkpoint.note['seed']}"
-                named = replace(identity, name=self._options.model, source="tier", note=note)
+                shared = {part: checkpoint.note[part] for part in ("version", "settings", "optimizer", "data_sha256")}
+                named = replace(
+                    identity, name=self._options.model, source="tier", note=note, training_sha256=digest_of(shared)
+                )
                 self._folders[key] = (checkpoint.folder, named)
         return self._folders[key]
 

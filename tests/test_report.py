@@ -429,6 +429,7 @@ def test_a_model_trained_for_each_arm_is_one_section_whatever_its_weights() -> N
     frame = report.long_frame(cells())
     assert frame["group"].nunique() == 1
     assert list(frame.sort_values("rank")["arm"]) == ["gated", "softmax"]
+    assert "seed 0" not in report.rendered(report.long_frame(cells(note="trained with seed 0")), "markdown")
     assert "## tier:toy · trained for each arm and seed · float32" in report.rendered(frame, "markdown")
     apart = report.long_frame([cells(training_sha256="c" * 64)[0], cells(training_sha256="d" * 64)[1]])
     assert apart["group"].nunique() == 2

@@ -60,9 +60,11 @@ def sections(frame: pd.DataFrame) -> list[Section]:
             tables += [redundancy_table(gains)] if gains else []
         if len(members) > 1:
             tables.insert(0, _overview(members))
-        notes = [row["note"] for group in members for row in group if row["note"]]
-        title = " · ".join(part for part in key if part)
-        found.append(Section(title, notes[0] if notes else "", tuple(tables)))
+        rows = [row for group in members for row in group]
+        notes = [row["note"] for row in rows if row["note"]]
+        # a note on one of several weights says nothing about the others
+        said = notes and len({row["weights_sha256"] for row in rows if row["weights_sha256"]}) == 1
+        found.append(Section(" · ".join(part for part in key if part), notes[0] if said else "", tuple(tables)))
     return found
 
 
