@@ -170,8 +170,8 @@ class GatedProjection(nn.Module):
         if self.fused == "value":
             return out.view(*out.shape[:-1], *self.shape)
         if self.fused == "thirds":
-            third = out[..., -self.shape[0] * self.shape[1] :]
-            return third.unflatten(-1, self.shape)
+            out = out[..., -self.shape[0] * self.shape[1] :]
+            return out.reshape(*out.shape[:-1], *self.shape)
         heads: Tensor = out.view(*out.shape[:-1], self.shape[0], 3, self.shape[1])
         return heads[..., 2, :]
 

@@ -1,6 +1,5 @@
 """Maps from scores to weights beside softmax; disallowed scores are -inf, and a row of nothing else gives zeros."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 Rows = Float[Tensor, "*rows key"]
-Normalize = Callable[[Rows], Rows]
+# Newton steps until a threshold stands; about ten are needed
+_MOST_STEPS = 50
 
 
 def safe_softmax(scores: Rows, null: Float[Tensor, "*#rows 1"] | None = None) -> Rows:
@@ -49,81 +49,61 @@ def softpick(scores: Rows) -> Rows:
 
 
 def sparsemax(scores: Rows) -> Rows:
-    """Euclidean projection of the scores onto the simplex: many exact zeros.
+    """Euclidean projection of the scores onto the simplex: relu(s - tau), many exact zeros.
 
-    Source: Martins and Astudillo 2016, algorithm 1, https://arxiv.org/abs/1602.02068.
+    Source: Martins and Astudillo 2016, https://arxiv.org/abs/1602.02068.
     """
-    return _sparse(scores, _sparsemax_threshold, lambda rest: rest, lambda weights: weights > 0)
+    return _sparse(scores, 1)
 
 
 def entmax15(scores: Rows) -> Rows:
     """The alpha = 1.5 member between softmax (1) and sparsemax (2): relu(s/2 - tau)^2.
 
-    Source: Peters, Niculae and Martins 2019, algorithm 2, https://arxiv.org/abs/1905.05702.
+    Source: Peters, Niculae and Martins 2019, https://arxiv.org/abs/1905.05702.
     """
-    return _sparse(scores / 2, _entmax15_threshold, torch.square, torch.sqrt)
+    return _sparse(scores / 2, 2)
 
 
-def _sparse(scores: Rows, threshold: Normalize, power: Normalize, slope: Normalize) -> Rows:
+def _sparse(scores: Rows, power: int) -> Rows:
     apply: Any = _Sparse.apply
-    weights: Tensor = apply(scores, threshold, power, slope)
+    weights: Tensor = apply(scores, power)
     return weights
 
 
 class _Sparse(torch.autograd.Function):
-    """weights = power(relu(scores - tau)), whose gradient needs the weights alone.
+    """weights = relu(scores - tau)^power with tau such that each row sums to 1, for powers 1 and 2.
 
-    With slope s_i = d power at the weight (up to a factor): gradient_i = s_i (g_i - sum_j s_j g_j / sum_j s_j).
+    The sum is convex and falls in tau, so Newton's method from tau = largest - 1 (where it is at least 1) never
+    oversteps; a handful of steps reach the last bit. Sorting, as in the papers, takes 3 times as long here.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, threshold: Callable[..., Tensor], power: Normalize, slope: Normalize
-    ) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, power: int) -> Tensor:
         largest = scores.amax(-1, keepdim=True)
         empty = largest == -torch.inf
         shifted = scores - torch.where(empty, torch.zeros_like(largest), largest)
-        ordered = shifted.sort(-1, descending=True).values
-        weights = power(torch.relu(shifted - threshold(ordered))).masked_fill(empty, 0.0)
+        tau = torch.full_like(largest, -1.0)
+        for _ in range(_MOST_STEPS):
+            above = torch.relu(shifted - tau)
+            if power == 1:
+                excess, slope = above.sum(-1, keepdim=True) - 1, (above > 0).sum(-1, keepdim=True)
+            else:
+                excess, slope = above.square().sum(-1, keepdim=True) - 1, 2 * above.sum(-1, keepdim=True)
+            # an empty row has no slope and stays where it is
+            step = (excess / slope.clamp_min(torch.finfo(scores.dtype).tiny)).masked_fill(empty, 0.0)
+            tau = tau + step
+            if float(step.max()) <= torch.finfo(scores.dtype).eps:
+                break
+        weights = torch.relu(shifted - tau) ** power
         ctx.save_for_backward(weights)
-        ctx.slope, ctx.doubled = slope, power is torch.square
+        ctx.power = power
         return weights
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
-        slopes = ctx.slope(weights).to(weights.dtype)
+        # derivative of relu(x)^power at the weight
+        slopes = (weights > 0).to(weights.dtype) if ctx.power == 1 else 2 * weights.sqrt()
         total = slopes.sum(-1, keepdim=True)
         mean = (gradients[0] * slopes).sum(-1, keepdim=True) / torch.where(total == 0, torch.ones_like(total), total)
-        result = slopes * (gradients[0] - mean)
-        # of relu(x)^2 the slope is 2 relu(x)
-        return (2 * result if ctx.doubled else result), None, None, None
-
-
-def _ranks(ordered: Rows) -> Tensor:
-    return torch.arange(1, ordered.shape[-1] + 1, dtype=ordered.dtype, device=ordered.device)
-
-
-def _finite(ordered: Rows) -> Rows:
-    """Disallowed scores so low that they are never in a support (the largest is 0), and sums stay finite."""
-    return ordered.clamp_min(-4.0)
-
-
-def _sparsemax_threshold(ordered: Rows) -> Float[Tensor, "*rows 1"]:
-    """Tau with sum relu(score - tau) = 1; scores are sorted, the largest is 0, and tau is at least -1."""
-    ordered, ranks = _finite(ordered), _ranks(ordered)
-    sums = ordered.cumsum(-1)
-    support = (1 + ranks * ordered > sums).sum(-1, keepdim=True).clamp_min(1)
-    return (sums.gather(-1, support - 1) - 1) / support
-
-
-def _entmax15_threshold(ordered: Rows) -> Float[Tensor, "*rows 1"]:
-    """Tau with sum relu(score - tau)^2 = 1; scores are sorted, the largest is 0, and tau is at least -1."""
-    ordered, ranks = _finite(ordered), _ranks(ordered)
-    mean = ordered.cumsum(-1) / ranks
-    mean_square = ordered.square().cumsum(-1) / ranks
-    # the smaller root of rank * (mean of (score - tau)^2) = 1
-    inside = ((1 - ranks * (mean_square - mean.square())) / ranks).clamp_min(0.0)
-    candidates = mean - inside.sqrt()
-    support = (candidates <= ordered).sum(-1, keepdim=True).clamp_min(1)
-    return candidates.gather(-1, support - 1)
+        return slopes * (gradients[0] - mean), None
