@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from quant_bench.attention import Key, Query, core_of
 from quant_bench.mechanisms.core import Mechanism
 from quant_bench.mechanisms.normalizers import safe_softmax
-from quant_bench.mechanisms.tiles import TILE, HeadIndex, Scores
+from quant_bench.mechanisms.tiles import TILE, HeadIndex, Scores, softmax
 from quant_bench.quantization.attention import RoundedAttention, mechanism_of, operands_of
 
 Mask = Bool[Tensor, "..."]
@@ -25,7 +26,9 @@ class Weighing:
         core: the arm's core, for the operands; None without one.
         normalize: masked scores and their heads -> weights.
         null: logits of the null a head, or None.
-        null_share: whether a row of `normalize` lacks just what the null took (else it is computed beside it).
+        null_key: whether the null is one more key of `normalize`, before all others. The alternative, what rows of
+            `normalize` lack to sum to 1, takes several passes over the scores where this takes one.
+        null_beside: whether rows lack more than the null has, so that its share is computed beside them.
         at_scores: sees the scores before the mask.
         at_weights: sees the weights, as rounded by scope `full`; None where they are used as they are.
     """
@@ -33,7 +36,8 @@ class Weighing:
     core: Any
     normalize: Callable[[Scores, HeadIndex], Scores]
     null: Float[Tensor, " head"] | None = None
-    null_share: bool = True
+    null_key: bool = False
+    null_beside: bool = False
     at_scores: Callable[[Scores], Scores] | None = None
     at_weights: Callable[[Scores], Scores] | None = None
 
@@ -45,31 +49,17 @@ class Weighing:
             NotApplicable: its core has no method `probabilities`, so its weights cannot be seen.
         """
         core: Any = core_of(module)
-        if isinstance(core, RoundedAttention):
-            arm = core.arm
-            if arm is None:
-                return cls(None, _softmax, at_scores=core.scores.round_, at_weights=core.probabilities.round_)
-            null, share = _null(arm)
-            return cls(
-                arm,
-                lambda scores, heads: arm.probabilities(module, scores, heads),
-                null,
-                share,
-                core.scores.round_,
-                core.probabilities.round_,
-            )
-        null, share = _null(core)
-        return cls(core, mechanism_of(module), null, share)
-
-
-def _softmax(scores: Scores, heads: HeadIndex) -> Scores:
-    return torch.softmax(scores, -1)
-
-
-def _null(core: Any) -> tuple[Tensor | None, bool]:
-    if not isinstance(core, Mechanism) or core.null is None:
-        return None, True
-    return core.null.logit, core.normalizer is None
+        rounded = isinstance(core, RoundedAttention)
+        arm = core.arm if rounded else core
+        known = isinstance(arm, Mechanism)
+        null = arm.null.logit.detach() if known and arm.null is not None else None
+        if rounded:
+            normalize = softmax if arm is None else lambda scores, heads: arm.probabilities(module, scores, heads)
+            beside = null is not None and arm.normalizer is not None
+            return cls(arm, normalize, null, False, beside, core.scores.round_, core.probabilities.round_)
+        if known and core.normalizer is None:
+            return cls(core, softmax, null, null_key=null is not None)
+        return cls(core, mechanism_of(module), null, null_beside=null is not None)
 
 
 @dataclass
@@ -109,15 +99,20 @@ def masses(
         first: tokens before the text (a sink token), whose own queries do not count.
     """
     query, key, _ = operands_of(how.core, module, operands, scaling)
-    query = query[:, :, first:]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    query, key = query[:, :, first:].to(wide), key.to(wide)
     if mask is not None and mask.shape[-2] > 1:
         mask = mask[..., first:, :]
+    if how.null is not None and how.null_key:
+        query, key = _with_null(query, key, how.null, scaling)
+        mask = None if mask is None else functional.pad(mask, (1, 0), value=True)
+    # columns before the text: the null, the sink token
+    before = first + int(how.null_key)
     _, heads, queries, width = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     group = heads // kv_heads
-    wide = torch.promote_types(query.dtype, torch.float32)
-    flat_query = query[0].to(wide).reshape(kv_heads, group, queries, width)
-    flat_key = key[0].to(wide).transpose(1, 2)
+    flat_query = query[0].reshape(kv_heads, group, queries, width)
+    flat_key = key[0].transpose(1, 2)
     received = flat_query.new_zeros(kv_heads, group, keys, dtype=torch.float64)
     beginning = flat_query.new_empty(kv_heads, group, queries)
     phantom = received.new_zeros(kv_heads, group)
@@ -141,28 +136,41 @@ def masses(
                 scores[..., end - count :].masked_fill_(future[:count, :count], -torch.inf)
             else:
                 scores.masked_fill_(~_allowed(mask, start, stop, part, group), -torch.inf)
-            weights, taken = _weights(how, scores, owners[part])
+            weights, taken = _weights(how, scores, owners[part], mask is not None)
             received[part, :, :end] += weights.sum(2)
-            beginning[part, :, start:stop] = weights[..., first]
+            beginning[part, :, start:stop] = weights[..., before]
             if taken is not None:
                 phantom[part] += taken
     received = received.view(heads, keys).cpu() / queries
     return Masses(
-        received=received[:, first:],
+        received=received[:, before:],
         first=beginning.view(heads, queries).double().cpu(),
-        phantom=phantom.view(heads).cpu() / queries,
-        sink_token=received[:, 0] if first else None,
+        phantom=received[:, 0] if how.null_key else phantom.view(heads).cpu() / queries,
+        sink_token=received[:, before - 1] if first else None,
     )
 
 
-def _weights(how: Weighing, scores: Scores, owners: HeadIndex) -> tuple[Scores, Float[Tensor, "slab group"] | None]:
+def _with_null(
+    query: Query, key: Key, null: Float[Tensor, " head"], scaling: float
+) -> tuple[Float[Tensor, "batch head query wider"], Float[Tensor, "batch kv_head longer wider"]]:
+    """One more feature and, in front, one more key, whose scaled product with a query is its head's null logit."""
+    logits = (null / scaling).to(query.dtype)[None, :, None, None].expand(*query.shape[:3], 1)
+    phantom = functional.pad(key.new_zeros(*key.shape[:2], 1, key.shape[3]), (0, 1), value=1.0)
+    return torch.cat((query, logits), -1), torch.cat((phantom, functional.pad(key, (0, 1))), 2)
+
+
+def _weights(
+    how: Weighing, scores: Scores, owners: HeadIndex, masked: bool
+) -> tuple[Scores, Float[Tensor, "slab group"] | None]:
     """Weights of a tile, and the mass on its null summed over queries."""
     taken = None
-    if how.null is not None and not how.null_share:
-        null = how.null.to(scores.dtype)[owners][..., None, None]
-        taken = _lacking(safe_softmax(scores, null))
-    weights = how.normalize(scores, owners).nan_to_num_(0.0)
-    if how.null is not None and how.null_share:
+    if how.null is not None and how.null_beside:
+        taken = _lacking(safe_softmax(scores, how.null.to(scores.dtype)[owners][..., None, None]))
+    weights = how.normalize(scores, owners)
+    if masked:
+        # a query without an allowed key has no weights: its row is 0
+        weights = weights.nan_to_num_(0.0)
+    if how.null is not None and not how.null_key and not how.null_beside:
         taken = _lacking(weights)
     return (weights if how.at_weights is None else how.at_weights(weights)), taken
 

@@ -52,11 +52,11 @@ class ReadSite:
             return output[..., -heads * dim :].view(*output.shape[:-1], heads, dim)
         return output.view(*output.shape[:-1], heads, 3, dim)[..., 2, :]
 
-    def of_text(self, output: Float[Tensor, "one key out"]) -> Reads:
+    def of_text(self, output: Float[Tensor, "one position out"]) -> Reads:
         """The reads of the text's tokens (a view), head first."""
         return self.view(output)[0, self.first :].transpose(0, 1)
 
-    def hook(self, act: Callable[[Float[Tensor, "one key out"]], Tensor | None]) -> RemovableHandle:
+    def hook(self, act: Callable[[Float[Tensor, "one position out"]], Tensor | None]) -> RemovableHandle:
         """Call `act` with each output of the projection; what it returns, if anything, takes the output's place."""
         return self.projection.register_forward_hook(lambda module, arguments, output: act(output))
 

@@ -64,7 +64,7 @@ class _Layer:
     how: Weighing
     core: Any
     owned: bool
-    projected: Float[Tensor, "one key out"] | None = None
+    projected: Float[Tensor, "one position out"] | None = None
     reading: Reading | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
 

@@ -1,0 +1,759 @@
+"""Attention diagnostics and injection against plain T × T references, closed forms and identities."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quant_bench import registry
+from quant_bench.arm import Arm, Attended
+from quant_bench.attention import causal_mask
+from quant_bench.corpora import make_text
+from quant_bench.data import DataSource, Text
+from quant_bench.diagnostics.attention import AttentionSettings, attention, quiet_reads
+from quant_bench.diagnostics.injection import InjectionSettings, injection
+from quant_bench.diagnostics.junk import donor_places, unit
+from quant_bench.diagnostics.masses import Weighing, masses, uniform_masses
+from quant_bench.diagnostics.reads import read_sites
+from quant_bench.diagnostics.sequences import Sequences
+from quant_bench.diagnostics.watch import AttentionWatch
+from quant_bench.errors import NotApplicable, SpecError
+from quant_bench.model import LanguageModel
+from quant_bench.probe import Probe
+from quant_bench.quantizer import Calibration
+from quant_bench.registry import build
+from quant_bench.scoring import final_hidden
+from quant_bench.statistics import score_of
+from quant_bench.task import Context, Evaluation
+from quant_bench.tiny import CONFIGS, tiny_model
+
+FAMILIES = sorted(CONFIGS)
+ARMS = [
+    *registry.names("arms"),
+    "renorm(gate=projection)",
+    "gated(kind=mlp)",
+    "gated(fine_tuning=True)",
+    "output_gate(kind=headwise)",
+    "sink_logit+projection_gate",
+    "sink_token+softmax1",
+]
+ITEMS, LENGTH = 3, 40
+
+
+class FakeData(DataSource):
+    def __init__(self, rows: list[str]) -> None:
+        self.rows = rows
+
+    def text(self, name: str, split: str = "test") -> Text:
+        return make_text(self.rows, "test", f"{name} {split}")
+
+
+def context_of(rows: list[str] | None = None, seed: int = 0) -> Context:
+    return Context(FakeData(rows or []), Path("unused"), Probe.off(), seed=seed)
+
+
+def sequences(items: int = ITEMS, length: int = LENGTH, seed: int = 1) -> Sequences:
+    ids = torch.randint(3, 97, (items, length), generator=torch.Generator().manual_seed(seed))
+    return Sequences(ids, f"random seq={length}", "0" * 64)
+
+
+def armed(arm: str, family: str = "llama", **overrides: Any) -> LanguageModel:
+    """A tiny model with an arm whose own parameters have left their start; skips where the arm says it cannot be."""
+    torch.manual_seed(0)
+    try:
+        model = build("arms", arm).attach(tiny_model(family, **overrides))
+    except NotApplicable as error:
+        pytest.skip(str(error))
+    generator = torch.Generator().manual_seed(7)
+    names = ("attention_core.", ".gate.", "sink_token", "output_gate")
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if any(part in name for part in names):
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.4)
+            # a gate that starts at 0.98 closes for nothing
+            if name.endswith(("gate.bias", "gate.threshold")):
+                parameter.mul_(0.2)
+    return model
+
+
+# an independent account of one forward pass: operands caught at the attention entry, weights from the arm's definition
+
+
+@contextmanager
+def caught(model: LanguageModel) -> Iterator[list[dict[str, Any]]]:
+    """What each attention module was given, and what its value projection put out."""
+    found: list[dict[str, Any]] = [{} for _ in model.layout.attentions]
+    undo: list[Callable[[], None]] = []
+    for index, path in enumerate(model.layout.attentions):
+        module: Any = model.module.get_submodule(path)
+        before = getattr(module, "attention_core", None)
+
+        def core(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+            place = [model.module.get_submodule(p) for p in model.layout.attentions].index(module)
+            found[place] |= {"query": query, "key": key, "value": value, **options}
+            found[place]["output_factor"] = module.__dict__.get("output_factor")
+            return inner[place](module, query, key, value, **options)
+
+        def keep(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], index: int = index) -> None:
+            found[index]["hidden"] = options["hidden_states"] if "hidden_states" in options else arguments[0]
+
+        undo.append(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
+        if before is not None:
+            del module.attention_core
+        module.attention_core = core
+
+        def restore(module: Any = module, before: Any = before) -> None:
+            del module.attention_core
+            if before is not None:
+                module.attention_core = before
+
+        found[index]["inner"] = before
+        undo.append(restore)
+    from quant_bench.attention import sdpa
+
+    inner = [layer["inner"] or sdpa for layer in found]
+    for site in model.layout.linears:
+        if site.role in ("value", "query_key_value"):
+
+            def projected(module: nn.Module, arguments: Any, output: Tensor, layer: int = site.layer) -> None:
+                found[layer]["projected"] = output
+
+            undo.append(model.module.get_submodule(site.path).register_forward_hook(projected).remove)
+    try:
+        yield found
+    finally:
+        for action in undo:
+            action()
+
+
+def plain_reads(model: LanguageModel, projected: Tensor, kv_heads: int) -> Tensor:
+    """(head, position, dim) of one sequence, by each layout's own splitting."""
+    family, config = model.layout.family, model.config
+    if family == "gpt2":
+        value = projected.split(config.hidden_size, dim=-1)[2][0]
+        return value.reshape(len(value), kv_heads, -1).permute(1, 0, 2)
+    if family == "gpt_neox":
+        dim = config.hidden_size // kv_heads
+        return projected[0].reshape(projected.shape[1], kv_heads, 3 * dim)[..., 2 * dim :].permute(1, 0, 2)
+    return projected[0].reshape(projected.shape[1], kv_heads, -1).permute(1, 0, 2)
+
+
+@dataclasses.dataclass
+class Account:
+    """One layer and one sequence, with whole matrices: weights (head, query, key) and reads (kv head, key, dim)."""
+
+    weights: Tensor
+    allowed: Tensor
+    null: Tensor | None
+    reads: Tensor
+    averaged: Tensor
+    output_factor: Tensor | None
+
+
+@torch.no_grad()
+def accounts(model: LanguageModel, arm: Arm, ids: Tensor) -> list[Account]:
+    """Every layer by the arm's plain definition, in float64."""
+    with caught(model) as layers:
+        final_hidden(model, ids[None])
+    found = []
+    for index, layer in enumerate(layers):
+        module: Any = model.module.get_submodule(model.layout.attentions[index])
+        inside = {name: value.double() for name, value in module.named_parameters()}
+        inside |= {name: value.double() for name, value in module.named_buffers()}
+        query, key, value = (layer[name].double() for name in ("query", "key", "value"))
+        mask = layer["mask"]
+        mask = causal_mask(query.shape[2], key.shape[2], None, query.device) if mask is None else mask
+        reads = plain_reads(model, layer["projected"], key.shape[1])
+        attended = Attended(
+            query, key, value, layer["hidden"].double(), mask, layer["scaling"], model.max_length, inside
+        )
+        scores = query @ attended.of_heads(key).transpose(-1, -2) * layer["scaling"]
+        bias = arm.key_bias(attended)
+        scores = scores if bias is None else scores + attended.of_heads(bias)[:, :, None]
+        masked = scores.masked_fill(~mask, -torch.inf)
+        logit = next((v for name, v in inside.items() if name.endswith("null.logit")), None)
+        null = None
+        if logit is not None:
+            null = torch.softmax(torch.cat((masked, logit[None, :, None, None].expand(*masked.shape[:3], 1)), -1), -1)
+            null = null[0, ..., -1]
+        weights = arm.normalize(attended, masked)[0]
+        allowed = mask[(None,) * (4 - mask.dim())][0, 0].expand(weights.shape[1:])
+        factor = layer["output_factor"]
+        found.append(Account(weights, allowed, null, reads.double(), value[0], factor))
+    return found
+
+
+def tokens_before(model: LanguageModel) -> int:
+    return int(hasattr(model.body, "sink_token"))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_readings_equal_whole_matrices_for_every_arm_and_layout(family: str, arm: str) -> None:
+    model = armed(arm, family)
+    definition = build("arms", arm)
+    ids = sequences().ids[0]
+    with AttentionWatch(model) as watch:
+        readings = watch.read(ids)
+    first = tokens_before(model)
+    for reading, wanted in zip(readings, accounts(model, definition, ids), strict=True):
+        # the rows of a sink token's own query are no text
+        weights = wanted.weights[:, first:]
+        close = {"rtol": 2e-4, "atol": 2e-6}
+        torch.testing.assert_close(reading.masses.received, weights[..., first:].mean(1), **close)
+        torch.testing.assert_close(reading.masses.first, weights[..., first], **close)
+        null = torch.zeros(len(weights)).double() if wanted.null is None else wanted.null[:, first:].mean(1)
+        torch.testing.assert_close(reading.masses.phantom, null, **close)
+        if first:
+            torch.testing.assert_close(reading.masses.sink_token, weights[..., 0].mean(1), **close)
+        allowed = wanted.allowed[first:, first:].double()
+        torch.testing.assert_close(reading.uniform, (allowed / allowed.sum(1, keepdim=True)).mean(0))
+        norms = wanted.reads.norm(dim=-1)
+        torch.testing.assert_close(reading.norms.double(), norms[:, first:], rtol=1e-5, atol=1e-6)
+        averaged = wanted.averaged.norm(dim=-1)
+        torch.testing.assert_close(reading.gated_norms.double(), averaged[:, first:], rtol=1e-5, atol=1e-6)
+        # what a value gate lets through is what is averaged over what was projected
+        torch.testing.assert_close(reading.passed.double(), (averaged / norms)[:, first:], rtol=1e-4, atol=1e-5)
+        assert (reading.output_gate is None) == (wanted.output_factor is None)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_what_is_on_tokens_on_the_null_and_missing_is_everything(arm: str) -> None:
+    model = armed(arm)
+    definition = build("arms", arm)
+    ids = sequences().ids[0]
+    with AttentionWatch(model) as watch:
+        readings = watch.read(ids)
+    for reading, wanted in zip(readings, accounts(model, definition, ids), strict=True):
+        mass, first = reading.masses, tokens_before(model)
+        missing = 1 - wanted.weights[:, first:].sum(2).mean(1)
+        missing = missing - (0 if wanted.null is None else wanted.null[:, first:].mean(1))
+        torch.testing.assert_close(mass.missing, missing, rtol=1e-4, atol=1e-6)
+        if not arm.startswith(("clipped", "softpick")):
+            assert float(mass.missing.abs().max()) < 1e-6
+        else:
+            assert float(mass.missing.min()) > 0.01
+
+
+def test_a_watched_model_answers_as_before_and_is_left_as_it_was() -> None:
+    for arm in ("softmax", "combo2", "clipped_softmax", "sink_token", "gated"):
+        model = armed(arm)
+        ids = sequences().ids[0]
+        before, names = final_hidden(model, ids[None]), sorted(name for name, _ in model.module.named_modules())
+        hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.module.modules())
+        with AttentionWatch(model) as watch:
+            during = final_hidden(model, ids[None])
+            watch.read(ids)
+        assert torch.equal(during, before)
+        assert torch.equal(final_hidden(model, ids[None]), before)
+        assert sorted(name for name, _ in model.module.named_modules()) == names
+        assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.module.modules()) == hooks
+        with pytest.raises(RuntimeError, match="stop"), AttentionWatch(model):
+            raise RuntimeError("stop")
+        assert torch.equal(final_hidden(model, ids[None]), before)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 64, 1023])
+def test_even_weights_put_the_harmonic_mean_on_position_zero(tokens: int) -> None:
+    wanted = sum(1 / n for n in range(1, tokens + 1)) / tokens
+    assert float(uniform_masses(None, tokens, 0)[0]) == pytest.approx(wanted, rel=1e-12)
+    assert float(uniform_masses(None, tokens, 0).sum()) == pytest.approx(1.0, rel=1e-12)
+    mask = causal_mask(tokens, tokens, None, torch.device("cpu"))
+    torch.testing.assert_close(uniform_masses(mask, tokens, 0), uniform_masses(None, tokens, 0))
+
+
+def test_the_null_of_position_zero_has_the_published_values() -> None:
+    for tokens, share in ((256, 0.0239), (512, 0.0133), (1024, 0.00733), (2048, 0.00400)):
+        assert float(uniform_masses(None, tokens, 0)[0]) == pytest.approx(share, rel=5e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_without_preference_gives_the_null_everywhere(family: str) -> None:
+    model = tiny_model(family)
+    with torch.no_grad():
+        for site in model.layout.linears:
+            if site.role in ("query", "query_key_value"):
+                module: Any = model.module.get_submodule(site.path)
+                part = slice(None)
+                if family == "gpt2":
+                    part = slice(0, 48)
+                    module.weight[:, part] = 0.0
+                elif family == "gpt_neox":
+                    module.weight.view(4, 3, 12, 48)[:, 0] = 0.0
+                else:
+                    module.weight[part] = 0.0
+                if module.bias is not None:
+                    bias = module.bias.view(4, 3, 12)[:, 0] if family == "gpt_neox" else module.bias[part]
+                    bias.zero_()
+    found = attention(model, context_of(), sequences(), AttentionSettings())
+    frame, null = found.samples, found.plain[0]
+    assert null.metric.name == "position0_mass_null"
+    assert frame["position0_mass"].to_numpy() == pytest.approx(null.value, rel=1e-5)
+    assert frame["exposure"].to_numpy() == pytest.approx(frame["exposure_null"].to_numpy(), rel=1e-5)
+    if family != "gemma3":
+        # gemma3's first layer sees a window only
+        assert null.value == pytest.approx(sum(1 / n for n in range(1, LENGTH + 1)) / LENGTH)
+
+
+def test_tiles_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = sequences().ids[0]
+    for arm in ("softmax", "combo", "clipped_softmax1", "sink_token"):
+        model = armed(arm)
+        with AttentionWatch(model) as watch:
+            whole = watch.read(ids)
+        monkeypatch.setattr("quant_bench.diagnostics.masses.TILE", 7 * LENGTH)
+        with AttentionWatch(model) as watch:
+            tiled = watch.read(ids)
+        monkeypatch.undo()
+        for one, other in zip(whole, tiled, strict=True):
+            torch.testing.assert_close(one.masses.received, other.masses.received, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(one.masses.first, other.masses.first, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(one.masses.phantom, other.masses.phantom, rtol=1e-5, atol=1e-7)
+
+
+def numbers(model: LanguageModel, arm: str, rows: Sequences, settings: AttentionSettings) -> dict[str, float]:
+    """The scores of the task `attention`, from whole matrices."""
+    definition, first = build("arms", arm), tokens_before(model)
+    all_accounts = [accounts(model, definition, ids) for ids in rows.ids]
+    length = min(settings.sink_length, rows.ids.shape[1])
+    found: dict[str, list[float]] = {}
+    for layer in range(len(model.layout.layers)):
+        layers = [item[layer] for item in all_accounts]
+        norms = np.stack([a.reads.norm(dim=-1).numpy()[:, first:] for a in layers])
+        kept = np.stack([a.averaged.norm(dim=-1).numpy()[:, first:] for a in layers])
+        for head in range(layers[0].weights.shape[0]):
+            kv = head // (layers[0].weights.shape[0] // norms.shape[1])
+            pooled = np.percentile(norms[:, kv], settings.quiet)
+            for item, a in enumerate(layers):
+                w = a.weights[head, first:, first:].numpy()
+                limit = pooled if settings.pooling == "all" else np.percentile(norms[item, kv], settings.quiet)
+                quiet = norms[item, kv] < limit
+                gate = kept[item, kv] / norms[item, kv]
+                reduce = np.median if settings.typical == "median" else np.mean
+                row = {
+                    "position0_mass": w[:, 0].mean(),
+                    "sink_rate": float(w[:length, 0].mean() > settings.sink_threshold),
+                    "sink_rate_context": float(w[:, 0].mean() > settings.sink_threshold),
+                    "exposure": w[:, quiet].sum(1).mean(),
+                    "exposure_gated": (w * gate)[:, quiet].sum(1).mean(),
+                    "read_norm_ratio": norms[item, kv, 0] / reduce(norms[item, kv, 1:]),
+                    "read_norm_ratio_gated": kept[item, kv, 0] / reduce(kept[item, kv, 1:]),
+                }
+                for name, value in row.items():
+                    found.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+@pytest.mark.parametrize("settings", [AttentionSettings(), AttentionSettings(40.0, "sequence", "mean", 0.12, 9)])
+@pytest.mark.parametrize(
+    ("arm", "family"),
+    [("softmax", "llama"), ("combo2", "gpt_neox"), ("norm_gate", "qwen3"), ("sink_token", "gpt2"), ("combo", "opt")],
+)
+def test_scores_follow_their_definitions(arm: str, family: str, settings: AttentionSettings) -> None:
+    model, rows = armed(arm, family), sequences()
+    found = attention(model, context_of(), rows, settings)
+    scores = {m.metric.name: score_of(m, found.samples, 0) for m in found.measures}
+    for name, value in numbers(model, arm, rows, settings).items():
+        assert scores[name].value == pytest.approx(value, rel=2e-4, abs=1e-7), name
+        assert scores[name].n == ITEMS
+    table = found.details["layers"]
+    assert [row["layer"] for row in table] == [0, 1]
+    for name in ("position0_mass", "exposure", "read_norm_ratio"):
+        assert np.mean([row[name] for row in table]) == pytest.approx(scores[name].value)
+    other = "mean" if settings.typical == "median" else "median"
+    assert f"read_norm_ratio_to_{other}" in table[0]
+
+
+def test_both_readings_of_open_choices_stand_side_by_side() -> None:
+    model, rows = armed("norm_gate"), sequences()
+    one = attention(model, context_of(), rows, AttentionSettings())
+    other = attention(model, context_of(), rows, AttentionSettings(pooling="sequence", typical="mean"))
+    for here, there in zip(one.details["layers"], other.details["layers"], strict=True):
+        assert here["exposure_pooling_sequence"] == pytest.approx(there["exposure"])
+        assert here["exposure"] == pytest.approx(there["exposure_pooling_all"])
+        assert here["read_norm_ratio_to_mean"] == pytest.approx(there["read_norm_ratio"])
+        assert here["read_norm_ratio"] == pytest.approx(there["read_norm_ratio_to_median"])
+
+
+def test_the_sink_rate_of_a_beginning_is_that_of_the_beginning_alone() -> None:
+    model, rows = armed("sink_logit"), sequences()
+    settings = AttentionSettings(sink_threshold=0.1, sink_length=16)
+    whole = attention(model, context_of(), rows, settings)
+    start = attention(model, context_of(), dataclasses.replace(rows, ids=rows.ids[:, :16]), settings)
+    assert whole.samples["sink_rate"].tolist() == start.samples["sink_rate_context"].tolist()
+    assert whole.settings["sink_length"] == 16
+    assert 0 < whole.samples["sink_rate"].mean() < 1
+
+
+def test_a_model_made_to_abstain_shows_it() -> None:
+    model = armed("sink_logit")
+    for path in model.layout.attentions:
+        with torch.no_grad():
+            model.module.get_submodule(path).attention_core.null.logit.fill_(30.0)
+    frame = attention(model, context_of(), sequences(), AttentionSettings()).samples
+    assert frame["phantom_mass"].min() > 0.999
+    assert frame["phantom_rate"].to_numpy() == pytest.approx(1.0)
+    assert frame["position0_mass"].max() < 1e-6
+
+
+def test_gates_are_counted_as_they_stand() -> None:
+    model, rows = armed("projection_gate"), sequences(1)
+    with torch.no_grad():
+        for site in read_sites(model):
+            assert site.gate is not None
+            site.gate.weight.zero_()
+            site.gate.bias.copy_(torch.tensor([math.log(0.2 / 0.8), math.log(0.9 / 0.1)]))
+    found = attention(model, context_of(), rows, AttentionSettings())
+    row = found.samples.iloc[0]
+    assert row["gate_mean"] == pytest.approx(0.55)
+    assert row["gate_below_half"] == pytest.approx(0.5)
+    assert {p.metric.name: p.value for p in found.plain}["gate_min"] == pytest.approx(0.2)
+    softmax = attention(armed("softmax"), context_of(), rows, AttentionSettings())
+    assert "gate_mean" not in softmax.samples
+
+
+@pytest.mark.parametrize("arm", ["gated", "gated(fine_tuning=True)", "output_gate", "output_gate(kind=headwise)"])
+def test_output_gates_lie_between_zero_and_one(arm: str) -> None:
+    model, ids = armed(arm), sequences().ids[0]
+    definition = build("arms", arm)
+    with AttentionWatch(model) as watch:
+        readings = watch.read(ids)
+    for reading, wanted in zip(readings, accounts(model, definition, ids), strict=True):
+        assert wanted.output_factor is not None
+        assert reading.output_gate is not None
+        sigmoid = wanted.output_factor * (0.25 if "fine_tuning" in arm else 1.0)
+        assert reading.output_gate.mean == pytest.approx(float(sigmoid.mean()), rel=1e-5)
+        assert reading.output_gate.least == pytest.approx(float(sigmoid.min()), rel=1e-5)
+        assert reading.output_gate.below_half == pytest.approx(float((sigmoid < 0.5).float().mean()))
+
+
+@pytest.mark.parametrize("quantizer", ["w8a8", "w4a4", "rtn(kv_bits=4)", "rtn(execution=integer)"])
+@pytest.mark.parametrize("arm", ["softmax", "combo2", "renorm", "clipped_softmax"])
+def test_quantized_models_are_watched_with_their_own_weights(arm: str, quantizer: str) -> None:
+    definition = build("arms", arm)
+    recipe = build("quantizers", quantizer)
+    batches = torch.split(sequences(max(8, recipe.calibration_sequences), 24, seed=3).ids, 8)
+    model = recipe.quantize(armed(arm), Calibration(batches, "0" * 64, "random", 8, 8))
+    ids = sequences().ids[0]
+    with AttentionWatch(model) as watch:
+        readings = watch.read(ids)
+    for reading, wanted in zip(readings, accounts(model, definition, ids), strict=True):
+        torch.testing.assert_close(reading.masses.received, wanted.weights.mean(1), rtol=2e-4, atol=2e-6)
+        averaged = wanted.averaged.norm(dim=-1)
+        torch.testing.assert_close(reading.gated_norms.double(), averaged, rtol=1e-5, atol=1e-6)
+
+
+def test_rounded_probabilities_are_what_scope_full_computes() -> None:
+    recipe = build("quantizers", "w8a8-static")
+    batches = torch.split(sequences(16, 24, seed=3).ids, 8)
+    for arm in ("softmax", "sink_logit", "clipped_softmax1"):
+        model = recipe.quantize(armed(arm), Calibration(batches, "0" * 64, "random", 16, 16))
+        ids = sequences().ids[0]
+        with caught(model) as layers:
+            final_hidden(model, ids[None])
+        with AttentionWatch(model) as watch:
+            readings = watch.read(ids)
+        for index, (layer, reading) in enumerate(zip(layers, readings, strict=True)):
+            core: Any = model.module.get_submodule(model.layout.attentions[index]).attention_core
+            mask = causal_mask(LENGTH, LENGTH, None, ids.device)
+            scores = layer["query"] @ layer["key"].repeat_interleave(2, 1).transpose(-1, -2) * layer["scaling"]
+            scores = core.scores(scores.float()).masked_fill(~mask, -torch.inf)
+            null = torch.full((4,), -torch.inf) if core.arm is None else core.arm.null.logit.detach()
+            padded = torch.cat((scores, null[None, :, None, None].expand(1, 4, LENGTH, 1)), -1)
+            weights, taken = torch.softmax(padded, -1).split([LENGTH, 1], -1)
+            if arm == "clipped_softmax1":
+                weights = (weights * 1.025 - 0.025).clamp(0, 1)
+            rounded = core.probabilities(weights)
+            torch.testing.assert_close(reading.masses.received, rounded[0].double().mean(1), rtol=1e-3, atol=2e-4)
+            torch.testing.assert_close(reading.masses.phantom, taken[0, ..., 0].double().mean(1), rtol=1e-4, atol=1e-6)
+
+
+def test_a_core_whose_weights_cannot_be_seen_is_not_applicable() -> None:
+    model = tiny_model("llama")
+
+    def opaque(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return query
+
+    model.module.get_submodule(model.layout.attentions[0]).attention_core = opaque
+    with pytest.raises(NotApplicable, match="probabilities"):
+        attention(model, context_of(), sequences(), AttentionSettings())
+
+
+def test_task_attention_reads_a_text_and_states_its_choices() -> None:
+    numbers = np.random.default_rng(0).integers(30, 90, 400)
+    context = context_of([" ".join(f"w{number}" for number in numbers)])
+    task = build("tasks", "attention(text=python_docs,seq_length=32,limit=5)")
+    found = task.evaluate(tiny_model("llama"), context)
+    assert len(found.samples) == 5
+    assert found.convention.startswith("python_docs P1 seq=32")
+    assert found.settings["seq_length"] == 32
+    assert found.settings["sink_length"] == 32
+    assert registry.settings(task)["pooling"] == "all"
+
+
+@pytest.mark.parametrize("wrong", ["attention(quiet=0)", "attention(sink_threshold=1)", "attention(sink_length=0)"])
+def test_impossible_settings_are_refused(wrong: str) -> None:
+    with pytest.raises(SpecError):
+        build("tasks", wrong).evaluate(tiny_model("llama"), context_of(["w30 " * 200]))
+
+
+def test_quiet_reads_lie_below_the_percentile_of_their_own_head() -> None:
+    norms = torch.rand(3, 2, 40, generator=torch.Generator().manual_seed(0))
+    pooled, alone = quiet_reads(norms, 25.0, "all"), quiet_reads(norms, 25.0, "sequence")
+    for head in range(2):
+        limit = np.percentile(norms[:, head].double().numpy(), 25)
+        assert torch.equal(pooled[:, head], norms[:, head] < limit)
+        assert int(pooled[:, head].sum()) == 30
+        for item in range(3):
+            assert int(alone[item, head].sum()) == 10
+    assert not torch.equal(pooled, alone)
+
+
+# injection
+
+
+def damages(found: Evaluation) -> dict[float, np.ndarray]:
+    columns = [column for column in found.samples if column.startswith("injection_damage_")]
+    return {float(column.rpartition("_")[2]): found.samples[column].to_numpy() for column in columns}
+
+
+@pytest.mark.parametrize("junk", ["structured", "gaussian", "random_direction"])
+@pytest.mark.parametrize("arm", ["softmax", "combo", "combo2", "sink_token", "renorm", "clipped_softmax"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
+def test_a_dose_of_zero_is_the_clean_loss_exactly(family: str, arm: str, junk: str) -> None:
+    settings = InjectionSettings(junk=junk)  # type: ignore[arg-type]
+    found = injection(armed(arm, family), context_of(), sequences(), settings, (0.0, 1.6))
+    assert damages(found)[0.0].tolist() == [0.0] * ITEMS
+    assert (damages(found)[1.6] != 0).all()
+
+
+@torch.no_grad()
+def clean_loss(model: LanguageModel, ids: Tensor) -> float:
+    logits = model.module(input_ids=ids[None], use_cache=False).logits[0, :-1].double()
+    return float(nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
+
+
+@pytest.mark.parametrize("arm", ["softmax", "projection_gate", "norm_gate", "sink_token"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "opt"])
+@pytest.mark.parametrize("settings", [InjectionSettings(), InjectionSettings("p50", "gaussian", "out", "sequence")])
+def test_damage_equals_an_injection_written_out(settings: InjectionSettings, family: str, arm: str) -> None:
+    model, rows, seed, dose = armed(arm, family), sequences(), 5, 0.8
+    first, definition = tokens_before(model), build("arms", arm)
+    reads = [torch.stack([a.reads[:, first:] for a in accounts(model, definition, ids)]) for ids in rows.ids]
+    # item, layer, head, position, dim
+    pooled = torch.stack(reads)
+    norms = pooled.norm(dim=-1).numpy()
+    axes = (0, 3) if settings.pooling == "all" else (3,)
+    percent = {"p25": 25, "p50": 50}[settings.cutoff]
+    quiet = norms < np.percentile(norms, percent, axis=axes, keepdims=True)
+    middle = np.broadcast_to(np.median(norms, axis=axes, keepdims=True), norms.shape)
+    if settings.position0 == "out":
+        quiet[..., 0] = False
+    found = injection(model, context_of(seed=seed), rows, settings, (dose,))
+    for item, ids in enumerate(rows.ids):
+        handles = []
+        for site in model.layout.linears:
+            if site.role not in ("value", "query_key_value"):
+                continue
+            layer, (_, _, heads, _, dim) = site.layer, pooled.shape
+            if settings.junk == "structured":
+                owners, places = donor_places(seed, layer, item, range(ITEMS), (heads, LENGTH))
+                unit_vectors = np.stack(
+                    [
+                        [pooled[owners[h, t], layer, h, places[h, t]].numpy() for t in range(LENGTH)]
+                        for h in range(heads)
+                    ]
+                )
+            else:
+                unit_vectors = np.random.default_rng([seed, layer, item]).standard_normal(
+                    (heads, LENGTH, dim), np.float32
+                )
+            unit_vectors = unit_vectors / np.linalg.norm(unit_vectors, axis=-1, keepdims=True)
+            added = torch.from_numpy(
+                dose * unit_vectors * middle[item, layer][..., None] * quiet[item, layer][..., None]
+            )
+
+            def act(module: nn.Module, arguments: Any, output: Tensor, added: Tensor = added) -> Tensor:
+                changed = output.clone()
+                for h in range(added.shape[0]):
+                    start = {
+                        "gpt2": 2 * 48 + h * added.shape[2],
+                        "gpt_neox": (3 * h + 2) * added.shape[2],
+                    }.get(family, h * added.shape[2])
+                    changed[0, first:, start : start + added.shape[2]] += added[h].float()
+                return changed
+
+            handles.append(model.module.get_submodule(site.path).register_forward_hook(act))
+        injected = clean_loss(model, ids)
+        for handle in handles:
+            handle.remove()
+        wanted = injected - clean_loss(model, ids)
+        assert damages(found)[dose][item] == pytest.approx(wanted, rel=1e-3, abs=2e-4)
+        assert abs(wanted) > 0.01
+
+
+def test_donors_are_other_sequences_and_the_same_for_every_arm() -> None:
+    members = [8, 9, 10, 11]
+    owners, places = donor_places(3, 1, 9, members, (4, 500))
+    assert set(np.unique(owners)) == {0, 2, 3}
+    assert places.min() >= 0
+    assert places.max() == 499
+    again = donor_places(3, 1, 9, members, (4, 500))
+    assert np.array_equal(owners, again[0])
+    assert np.array_equal(places, again[1])
+    for other in ((4, 1, 9), (3, 2, 9), (3, 1, 10)):
+        assert not np.array_equal(places, donor_places(*other, members, (4, 500))[1])
+    counts = np.bincount(owners.ravel(), minlength=4)
+    assert counts[[0, 2, 3]] == pytest.approx(2000 / 3, abs=100)
+
+
+def test_junk_reaches_the_gate_and_not_the_queries_of_its_layer() -> None:
+    model, rows = armed("projection_gate"), sequences()
+    with caught(model) as clean:
+        final_hidden(model, rows.ids[0][None])
+        before = [dict(layer) for layer in clean]
+    seen: list[dict[str, Any]] = []
+    site = read_sites(model)[0]
+
+    def look(module: nn.Module, arguments: Any, output: Any) -> None:
+        seen.append({"read": arguments[0].clone(), "passed": output.clone()})
+
+    handle = site.gate.register_forward_hook(look)  # type: ignore[union-attr]
+    with caught(model) as hit:
+        injection(model, context_of(), rows, InjectionSettings("p50", "random_direction", layer=0), (1.6,))
+    handle.remove()
+    # the last pass is the last sequence's injected one; its gate was computed from the read with junk
+    gate: Any = site.gate
+    read, passed = seen[-1]["read"], seen[-1]["passed"]
+    wanted = read * torch.sigmoid((read * gate.weight).sum(-1) + gate.bias)[..., None]
+    torch.testing.assert_close(passed, wanted)
+    with caught(model) as plain:
+        final_hidden(model, rows.ids[-1][None])
+    assert torch.equal(hit[0]["query"], plain[0]["query"])
+    assert torch.equal(hit[0]["key"], plain[0]["key"])
+    assert not torch.equal(hit[0]["value"], plain[0]["value"])
+    assert before
+
+
+def test_the_first_read_gets_junk_only_when_asked() -> None:
+    model, rows = armed("softmax"), sequences()
+    inside = injection(model, context_of(), rows, InjectionSettings("p50", "gaussian"), (0.8,))
+    outside = injection(model, context_of(), rows, InjectionSettings("p50", "gaussian", "out"), (0.8,))
+    shares = [found.details["layers"][0]["quiet_share"] for found in (inside, outside)]
+    assert shares[0] == pytest.approx(0.5, abs=0.01)
+    assert shares[1] < shares[0]
+
+
+def test_directions_of_gates_need_a_trained_projection_gate() -> None:
+    settings = InjectionSettings(junk="gate_direction")
+    with pytest.raises(NotApplicable, match="projection gate"):
+        injection(armed("norm_gate"), context_of(), sequences(), settings)
+    fresh = build("arms", "projection_gate").attach(tiny_model("llama"))
+    with pytest.raises(NotApplicable, match="still 0"):
+        injection(fresh, context_of(), sequences(), settings)
+
+
+def test_junk_along_the_gate_direction_opens_the_gate() -> None:
+    model, rows = armed("projection_gate"), sequences()
+    site, found = read_sites(model)[1], []
+    gate: Any = site.gate
+    gate.register_forward_hook(lambda module, arguments, output: found.append(module.argument(arguments[0])))
+    injection(model, context_of(), rows, InjectionSettings("p50", "gate_direction", layer=1), (0.0, 1.6))
+    closed, opened = found[-2], found[-1]
+    assert float((opened - closed).min()) >= 0
+    assert float(((opened - closed) > 0).float().mean()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_one_layer_or_all_can_be_hit() -> None:
+    model, rows = armed("softmax"), sequences()
+    first, second, both = (
+        damages(injection(model, context_of(), rows, InjectionSettings(layer=layer), (0.8,)))[0.8]
+        for layer in (0, 1, None)
+    )
+    assert not np.allclose(first, both)
+    assert not np.allclose(second, both)
+    with pytest.raises(SpecError, match="layers 0 to 1"):
+        injection(model, context_of(), rows, InjectionSettings(layer=2))
+
+
+def test_groups_hold_at_least_two_sequences() -> None:
+    found = injection(armed("softmax"), context_of(), sequences(5), InjectionSettings(group=2), (0.4,))
+    assert len(found.samples) == 5
+    with pytest.raises(NotApplicable, match="at least 2 sequences"):
+        injection(armed("softmax"), context_of(), sequences(1), InjectionSettings())
+    with pytest.raises(SpecError, match="group"):
+        InjectionSettings(group=1)
+
+
+def test_cells_share_the_clean_pass_and_repeat_exactly() -> None:
+    model, rows, context = armed("combo"), sequences(), context_of()
+    one = injection(model, context, rows, InjectionSettings())
+    keys = list(context.pass_memo)
+    calls: list[int] = []
+    model.body.register_forward_hook(lambda *_: calls.append(1))
+    gaussian = injection(model, context, rows, InjectionSettings(junk="gaussian"))
+    # four doses, no clean pass
+    assert len(calls) == 4 * ITEMS
+    assert list(context.pass_memo) == keys
+    again = injection(model, context_of(), rows, InjectionSettings())
+    assert again.samples.equals(one.samples)
+    assert [m.metric.name for m in one.measures] == [
+        *(f"injection_damage_{dose}" for dose in (0.2, 0.4, 0.8, 1.6)),
+        "clean_loss",
+    ]
+    assert not gaussian.samples.equals(one.samples)
+    other = injection(model, context_of(seed=1), rows, InjectionSettings())
+    assert (other.samples["nll"] == one.samples["nll"]).all()
+    assert not other.samples.equals(one.samples)
+
+
+def test_damage_is_in_nats_a_token_with_an_interval() -> None:
+    found = injection(armed("softmax"), context_of(), sequences(), InjectionSettings("p50"), (1.6,))
+    score = score_of(found.measures[0], found.samples, 0)
+    assert score.metric.unit == "nats/token"
+    assert score.value == pytest.approx(damages(found)[1.6].sum() / (ITEMS * (LENGTH - 1)))
+    assert score.ci95 is not None
+
+
+@pytest.mark.parametrize("quantizer", ["w8a8", "rtn(execution=integer)"])
+def test_quantized_models_take_junk_too(quantizer: str) -> None:
+    model = build("quantizers", quantizer).quantize(armed("combo2"), Calibration())
+    found = injection(model, context_of(), sequences(), InjectionSettings("p50"), (0.0, 1.6))
+    assert damages(found)[0.0].tolist() == [0.0] * ITEMS
+    assert np.abs(damages(found)[1.6]).min() > 0
+
+
+def test_task_injection_takes_the_first_windows_and_states_doses() -> None:
+    numbers = np.random.default_rng(0).integers(30, 90, 400)
+    context = context_of([" ".join(f"w{number}" for number in numbers)])
+    task = build("tasks", "injection(text=python_docs,seq_length=16,limit=4,junk=gaussian)")
+    found = task.evaluate(tiny_model("llama"), context)
+    assert len(found.samples) == 4
+    assert found.settings["doses"] == [0.2, 0.4, 0.8, 1.6]
+
+
+def test_vectors_without_length_have_no_direction() -> None:
+    assert torch.equal(unit(torch.zeros(2, 4)), torch.zeros(2, 4))
+    assert unit(torch.tensor([[3.0, 4.0]])).tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
+
+
+def test_weights_of_a_long_sequence_never_lie_in_memory_at_once() -> None:
+    """The largest tensor that a weighing sees is a tile, whatever the length."""
+    sizes: list[int] = []
+
+    def normalize(scores: Tensor, heads: Tensor) -> Tensor:
+        sizes.append(scores.numel())
+        return torch.softmax(scores, -1)
+
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, heads, 2048, 8, generator=generator) for heads in (4, 2))
+    masses(Weighing(None, normalize), nn.Identity(), (query, key, key), None, 0.3, 0)
+    assert max(sizes) <= 1 << 19
+    assert len(sizes) > 8
