@@ -95,7 +95,7 @@ def build(kind: Kind, text: str) -> Any:
         SpecError: the text cannot be read, or a setting is unknown or of the wrong type.
         PluginError: the file breaks the contract.
     """
-    if kind == "arms" and len(parts := joined(text)) > 1:
+    if kind == "arms" and len(parts := list(joined(text))) > 1:
         return _composed([build("arms", part) for part in parts])
     spec = Spec.parse(text)
     shorthand = kind == "quantizers" and schemes.is_scheme(spec.name)
