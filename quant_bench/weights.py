@@ -95,7 +95,7 @@ class Weights:
         """
         if self._tier is None:
             model = models.load_model(self._options.model, self._load)
-            return models.attach(model, planned.arm, planned.cell.seed)
+            return models.attach_to_trained(model, planned.arm, planned.cell.seed)
         if _key(planned) in self._failures:
             raise self._failures[_key(planned)]
         found = self._found(planned)

@@ -332,3 +332,15 @@ def test_the_core_without_arm_is_torchs_attention() -> None:
     assert core_of(module) is sdpa
     assert torch.allclose(got, expected)
     assert math.isfinite(float(got.sum()))
+
+
+def test_how_far_an_arm_moves_trained_weights_is_noted() -> None:
+    before = tiny_model("llama")
+    model = models.attach_to_trained(tiny_model("llama"), "sink_logit")
+    ids = torch.randint(97, (1, 64), generator=torch.Generator().manual_seed(0))
+    old, new = (_logits(m, ids).double().log_softmax(-1) for m in (before, model))
+    divergence = float((old.exp() * (old - new)).sum(-1).mean())
+    assert model.identity.note is not None
+    assert f"mean KL divergence is {divergence:.3g} nats" in model.identity.note
+    assert divergence > 0.01
+    assert models.attach_to_trained(tiny_model("llama"), "softmax").identity.note == before.identity.note

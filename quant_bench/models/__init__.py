@@ -10,13 +10,24 @@ from quant_bench.models.sources import identify as identify
 if TYPE_CHECKING:
     from quant_bench.models.arms import arm_of as arm_of
     from quant_bench.models.arms import attach as attach
+    from quant_bench.models.arms import attach_to_trained as attach_to_trained
     from quant_bench.models.arms import save as save
     from quant_bench.models.layouts import layout_of as layout_of
     from quant_bench.models.loading import from_module as from_module
     from quant_bench.models.loading import load_model as load_model
 
 __all__ = [
-    *("ALIASES", "LoadOptions", "arm_of", "attach", "cache_folder", "from_module", "identify", "layout_of"),
+    *(
+        "ALIASES",
+        "LoadOptions",
+        "arm_of",
+        "attach",
+        "attach_to_trained",
+        "cache_folder",
+        "from_module",
+        "identify",
+        "layout_of",
+    ),
     *("load_model", "save"),
 ]
 
@@ -27,7 +38,7 @@ def __getattr__(name: str) -> Any:
         from quant_bench.models.layouts import layout_of
 
         return layout_of
-    if name in ("attach", "arm_of", "save"):
+    if name in ("attach", "attach_to_trained", "arm_of", "save"):
         from quant_bench.models import arms
 
         return getattr(arms, name)

@@ -1,11 +1,12 @@
 """Arms on models: attaching one by name, and saving and loading a model with the one it has."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from quant_bench import registry
 from quant_bench.arm import Arm
@@ -14,6 +15,7 @@ from quant_bench.model import LanguageModel
 
 # under this name a model's configuration says which arm its weights belong to
 ARM_KEY = "quant_bench_arm"
+_MOVE_TOKENS = 64
 
 
 def arm_of(model: LanguageModel) -> str:
@@ -46,6 +48,40 @@ def attach(model: LanguageModel, arm: str | Arm, seed: int = 0) -> LanguageModel
     if text != "softmax":
         setattr(model.config, ARM_KEY, text)
     return model
+
+
+def attach_to_trained(model: LanguageModel, arm: str | Arm, seed: int = 0) -> LanguageModel:
+    """Attach an arm to weights that were trained without it, and note in the identity how far that moves the model.
+
+    Compared are the next-token distributions on 64 random tokens: what a reader should know before taking the arm's
+    score for the mechanism's merit. Errors and arguments as for `attach`.
+    """
+    if arm_of(model) != "softmax":
+        return attach(model, arm, seed)
+    length = min(_MOVE_TOKENS, model.max_length)
+    rows = int(model.config.get_text_config().vocab_size)
+    ids = torch.randint(rows, (1, length), generator=torch.Generator().manual_seed(0)).to(model.device)
+    before = _log_probabilities(model, ids)
+    model = attach(model, arm, seed)
+    if arm_of(model) == "softmax":
+        return model
+    after = _log_probabilities(model, ids)
+    divergence = float((before.exp() * (before - after)).sum(-1).mean())
+    largest = float((after - before).abs().max())
+    moved = (
+        f"arm {arm_of(model)} attached to weights trained without it: on {length} random tokens the mean KL divergence "
+        f"is {divergence:.3g} nats, the largest change of a log-probability {largest:.3g}"
+    )
+    notes = "; ".join(note for note in (model.identity.note, moved) if note)
+    model.identity = replace(model.identity, note=notes)
+    return model
+
+
+@torch.inference_mode()
+def _log_probabilities(model: LanguageModel, ids: Tensor) -> Tensor:
+    module: Any = model.module
+    logits: Tensor = module(input_ids=ids, use_cache=False).logits
+    return torch.log_softmax(logits.double(), -1)
 
 
 def save(model: LanguageModel, folder: Path | str) -> None:
