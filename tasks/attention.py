@@ -20,7 +20,7 @@ class Attention(Task):
     (sink rate). What they leave open is a setting here.
 
     Attributes:
-        text: which text.
+        text: which text; `held_out`: sequences that a model trained here has not seen.
         seq_length: tokens a window; None: 2,048, or the model's context where that is shorter.
         quiet: percentile of a head's read norms below which a read is quiet.
         pooling: reads over which it is taken: of all windows, or of each window by itself.

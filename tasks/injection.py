@@ -22,7 +22,7 @@ class Injection(Task):
 
     Attributes:
         limit: windows; the quiet set is pooled over them.
-        text: which text.
+        text: which text; `held_out`: sequences that a model trained here has not seen.
         seq_length: tokens a window; None: 2,048, or the model's context where that is shorter.
         cutoff: reads below this percentile of their head's norms get junk.
         junk: direction of the junk; see `diagnostics.injection.InjectionSettings`.

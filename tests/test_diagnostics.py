@@ -293,13 +293,13 @@ def test_attention_without_preference_gives_the_null_everywhere(family: str) -> 
                     bias = module.bias.view(4, 3, 12)[:, 0] if family == "gpt_neox" else module.bias[part]
                     bias.zero_()
     found = attention(model, context_of(), sequences(), AttentionSettings())
-    frame, null = found.samples, found.plain[0]
-    assert null.metric.name == "position0_mass_null"
-    assert frame["position0_mass"].to_numpy() == pytest.approx(null.value, rel=1e-5)
+    frame = found.samples
+    null = float(frame["position0_mass_null"][0])
+    assert frame["position0_mass"].to_numpy() == pytest.approx(null, rel=1e-5)
     assert frame["exposure"].to_numpy() == pytest.approx(frame["exposure_null"].to_numpy(), rel=1e-5)
     if family != "gemma3":
         # gemma3's first layer sees a window only
-        assert null.value == pytest.approx(sum(1 / n for n in range(1, LENGTH + 1)) / LENGTH)
+        assert null == pytest.approx(sum(1 / n for n in range(1, LENGTH + 1)) / LENGTH)
 
 
 def test_tiles_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +414,7 @@ def test_gates_are_counted_as_they_stand() -> None:
     row = found.samples.iloc[0]
     assert row["gate_mean"] == pytest.approx(0.55)
     assert row["gate_below_half"] == pytest.approx(0.5)
-    assert {p.metric.name: p.value for p in found.plain}["gate_min"] == pytest.approx(0.2)
+    assert row["gate_min"] == pytest.approx(0.2)
     softmax = attention(armed("softmax"), context_of(), rows, AttentionSettings())
     assert "gate_mean" not in softmax.samples
 

@@ -16,7 +16,7 @@ from quant_bench.errors import SpecError
 from quant_bench.lowbit.memory import release_memory
 from quant_bench.model import LanguageModel
 from quant_bench.score import Metric
-from quant_bench.task import Context, Evaluation, Measure, Plain
+from quant_bench.task import Context, Evaluation, Measure
 
 Pooling = Literal["all", "sequence"]
 Typical = Literal["median", "mean"]
@@ -59,6 +59,7 @@ def _metric(name: str, unit: str = "share") -> tuple[str, Metric]:
 METRICS: dict[str, Metric] = dict(
     [
         _metric("position0_mass"),
+        _metric("position0_mass_null"),
         _metric("phantom_mass"),
         _metric("missing_mass"),
         _metric("sink_token_mass"),
@@ -71,13 +72,14 @@ METRICS: dict[str, Metric] = dict(
         _metric("exposure_gated"),
         _metric("exposure_null"),
         _metric("gate_mean"),
+        _metric("gate_min"),
         _metric("gate_below_half"),
         _metric("output_gate_mean"),
+        _metric("output_gate_min"),
         _metric("output_gate_below_half"),
     ]
 )
-POSITION0_NULL = Metric("position0_mass_null", "share", "neither")
-LEAST = {name: Metric(f"{name}_min", "1", "neither") for name in ("gate", "output_gate")}
+_GATES = ("gate", "output_gate")
 
 
 def attention(model: LanguageModel, context: Context, sequences: Sequences, settings: AttentionSettings) -> Evaluation:
@@ -94,7 +96,6 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
     rows: list[list[dict[str, float]]] = []
     norms, received, passed, uniform = _Kept(), _Kept(), _Kept(), _Kept()
     length = min(settings.sink_length, sequences.ids.shape[1])
-    least: dict[str, float] = {}
     with AttentionWatch(model) as watch:
         for index, ids in enumerate(sequences.ids):
             readings = watch.read(ids)
@@ -103,9 +104,6 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
             received.add([_by_kv_head(reading) for reading in readings])
             passed.add([reading.passed for reading in readings])
             uniform.add([reading.uniform[None].expand(reading.norms.shape) for reading in readings])
-            for name in LEAST:
-                seen = [found.least for reading in readings if (found := getattr(reading, name)) is not None]
-                least |= {name: min([least.get(name, np.inf), *seen])} if seen else {}
             context.progress(sequences.label, index + 1, len(sequences.ids))
             if index % _RELEASE_EVERY == _RELEASE_EVERY - 1:
                 release_memory()
@@ -117,7 +115,7 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
         for name, values in exposed.items():
             for row, value in zip(rows, values, strict=True):
                 row[layer][name] = float(value)
-    return _evaluation(rows, least, sequences, settings, length)
+    return _evaluation(rows, sequences, length)
 
 
 class _Kept:
@@ -160,7 +158,7 @@ def _row(reading: Reading, settings: AttentionSettings, length: int) -> dict[str
         for kind, reduce in typical.items():
             key = name if kind == settings.typical else f"{name}_to_{kind}"
             row[key] = _ratio(norms[:, 0], norms[:, 1:], reduce)
-    for name in LEAST:
+    for name in _GATES:
         values = getattr(reading, name)
         if values is not None:
             row |= {f"{name}_mean": values.mean, f"{name}_below_half": values.below_half, f"{name}_min": values.least}
@@ -209,34 +207,24 @@ def _exposure(
     return {name: (share.double() * quiet).sum(2).mean(1) for name, share in shares.items()}
 
 
-def _evaluation(
-    rows: list[list[dict[str, float]]],
-    least: dict[str, float],
-    sequences: Sequences,
-    settings: AttentionSettings,
-    length: int,
-) -> Evaluation:
-    by_sequence = [pd.DataFrame(row) for row in rows]
-    frame = pd.DataFrame([layers.mean() for layers in by_sequence])
-    table = sum((layers.fillna(0.0) for layers in by_sequence[1:]), by_sequence[0].fillna(0.0))
-    counts = sum((layers.notna() for layers in by_sequence[1:]), by_sequence[0].notna().astype(int))
-    table = table / counts
-    table["layer"] = range(len(table))
-    plain = [Plain(POSITION0_NULL, float(frame["position0_mass_null"].mean()))]
-    plain += [Plain(LEAST[name], value) for name, value in least.items()]
+def _evaluation(rows: list[list[dict[str, float]]], sequences: Sequences, length: int) -> Evaluation:
+    """Scores from the numbers of each sequence and layer."""
+    table = pd.concat([pd.DataFrame(layers).rename_axis("layer") for layers in rows], keys=range(len(rows)))
+    frame = table.groupby(level=0).mean()
     shown = [name for name in METRICS if name in frame and frame[name].notna().any()]
-    frame.insert(0, "item", range(len(frame)))
-    frame.insert(1, "tokens", sequences.ids.shape[1])
+    by_layer = table.groupby(level="layer").mean()
     layers: list[dict[str, Any]] = [
-        {str(name): None if pd.isna(value) else float(value) for name, value in row.items()} | {"layer": index}
-        for index, row in table.iterrows()
+        {"layer": index} | {str(name): None if pd.isna(value) else float(value) for name, value in row.items()}
+        for index, row in by_layer.iterrows()
     ]
+    samples = frame[shown].copy()
+    samples.insert(0, "item", range(len(frame)))
+    samples.insert(1, "tokens", sequences.ids.shape[1])
     return Evaluation(
         measures=[Measure(METRICS[name], name) for name in shown],
-        samples=frame[["item", "tokens", *shown]].copy(),
+        samples=samples,
         data_sha256=sequences.sha256,
         convention=sequences.label,
-        plain=plain,
         details={"layers": layers, "sequences": len(frame)},
         settings={**sequences.settings, "sink_length": length},
     )
