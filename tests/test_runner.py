@@ -19,11 +19,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from quant_bench import registry
 from quant_bench.errors import RecordError, SpecError, UnknownPlugin
 from quant_bench.identity import ModelIdentity
-from quant_bench.plan import planned_cells, sample_key
+from quant_bench.model import LanguageModel
+from quant_bench.plan import PlannedCell, planned_cells, sample_key
 from quant_bench.record import Record
 from quant_bench.runner import Outcome, RunOptions, _check_writable, run_cells
 from quant_bench.samples import SampleStore
 from quant_bench.score import Delta
+from quant_bench.weights import Weights
 
 TASKS = ("python_docs(limit=3,seq_length=32)", "outliers(limit=3,seq_length=32,text=python_docs)")
 
@@ -275,6 +277,31 @@ def test_a_softmax_cell_that_runs_again_for_another_arm_keeps_its_difference_to_
     (record,) = [o.record for o in outcomes if o.cell.arm == "softmax" and o.cell.quantizer != "none"]
     assert record is not None
     assert record.scores[0].delta is not None
+
+
+def test_arms_that_have_weights_of_their_own_are_compared(armed: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity, load = Weights.identity, Weights.load
+
+    def own(weights: Weights, planned: PlannedCell) -> ModelIdentity | None:
+        found = identity(weights, planned)
+        return None if found is None else replace(found, weights_sha256=planned.cell.arm.ljust(64, "0"))
+
+    def loaded(weights: Weights, planned: PlannedCell) -> LanguageModel:
+        model, found = load(weights, planned), own(weights, planned)
+        assert found is not None
+        model.identity = found
+        return model
+
+    monkeypatch.setattr(Weights, "identity", own)
+    monkeypatch.setattr(Weights, "load", loaded)
+    outcomes = run_cells(armed)
+    deltas = arm_deltas(outcomes)
+    for quantizer in ("none", "rtn"):
+        delta = deltas["louder", quantizer]
+        assert delta is not None
+        difference = perplexity(outcomes, "louder", quantizer) - perplexity(outcomes, "softmax", quantizer)
+        assert delta.value == pytest.approx(difference, rel=1e-9)
+    assert all(o.skipped for o in run_cells(armed))
 
 
 def test_softmax_samples_of_another_convention_are_not_compared_with(armed: RunOptions) -> None:
