@@ -1,5 +1,6 @@
 """Cache folder, atomic writing and file digests; knows no torch."""
 
+import glob
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ def cache_folder(given: Path | None = None) -> Path:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that readers see the old content or the new, never a part, even if this process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path.parent, f".{path.name}.")
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -40,10 +42,18 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sweep(parent: Path, prefix: str) -> None:
-    """Delete what killed processes left: folders whose name starts with `prefix`, unchanged for a day."""
-    for left in parent.glob(f"{prefix}*"):
-        if left.is_dir() and time.time() - left.stat().st_mtime > _DAY:
-            shutil.rmtree(left, ignore_errors=True)
+    """Delete what killed processes left: files and folders whose name starts with `prefix`, unchanged for a day."""
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
+        try:
+            if time.time() - left.stat().st_mtime <= _DAY:
+                continue
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink()
+        except FileNotFoundError:
+            # another process swept it
+            continue
 
 
 @contextmanager

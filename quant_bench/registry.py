@@ -70,6 +70,8 @@ def load(kind: Kind, name: str) -> type:
         hint = (
             f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(sorted(places)) or 'none'}"
         )
+        if kind == "quantizers" and schemes.looks_like_one(name):
+            hint = "; schemes have 2 to 8 or 16 bits, such as w8a8, w4a16 and w4a4g128-integer"
         raise UnknownPlugin(f"no {kind.removesuffix('s')} named {name!r}{hint}")
     place = places[name]
     found = _file_module(kind, place) if place.entry is None else place.entry.load()

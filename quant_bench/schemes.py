@@ -66,6 +66,11 @@ def is_scheme(name: str) -> bool:
     return _SCHEME.fullmatch(name) is not None
 
 
+def looks_like_one(name: str) -> bool:
+    """Whether somebody meant a shorthand, whatever its bits and suffixes."""
+    return re.match(r"(\w+:)?w\d+a\d+", name) is not None
+
+
 def expand(text: str) -> Spec:
     """Recipe and settings that a shorthand stands for; `rtn` where no recipe is named.
 

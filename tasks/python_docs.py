@@ -29,6 +29,13 @@ class PythonDocs(Task):
     stride: int | None = None
     prefix: Prefix = "default"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # settings that contradict each other are found before anything runs
+        self._windows()
+
+    def _windows(self) -> WindowSettings:
+        return WindowSettings(self.convention, self.seq_length, self.stride, self.prefix)
+
     def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:
-        settings = WindowSettings(self.convention, self.seq_length, self.stride, self.prefix)
-        return perplexity(model, context, TextWindows("python_docs", "test", settings, self.limit))
+        return perplexity(model, context, TextWindows("python_docs", "test", self._windows(), self.limit))

@@ -33,14 +33,25 @@ class Wikitext2(Task):
     stride: int | None = None
     prefix: Prefix = "default"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # settings that contradict each other are found before anything runs
+        self._windows()
+
+    def _windows(self) -> WindowSettings | None:
+        """How the text is cut; None for p4, whose windows are lm-eval's."""
+        if self.convention != "p4":
+            return WindowSettings(self.convention, self.seq_length, self.stride, self.prefix)
+        if (self.seq_length, self.stride, self.prefix) != (None, None, "default"):
+            raise SpecError("convention=p4 is lm-eval's: it has no seq_length, stride or prefix to choose")
+        return None
+
     def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:
-        if self.convention == "p4":
-            if (self.seq_length, self.stride, self.prefix) != (None, None, "default"):
-                raise SpecError("convention=p4 is lm-eval's: it has no seq_length, stride or prefix to choose")
+        windows = self._windows()
+        if windows is None:
             # lm-eval takes seconds to import, and only this convention needs it
             from quant_bench.lm_eval_task import run_lm_eval_task
 
             found = run_lm_eval_task("wikitext", {}, model, context, self.limit)
             return replace(found, convention=f"P4 {found.convention}")
-        settings = WindowSettings(self.convention, self.seq_length, self.stride, self.prefix)
-        return perplexity(model, context, TextWindows("wikitext2", "test", settings, self.limit))
+        return perplexity(model, context, TextWindows("wikitext2", "test", windows, self.limit))

@@ -88,3 +88,14 @@ def test_cache_folder_is_the_given_the_named_or_the_user_s(tmp_path: Path, monke
     assert cache_folder() == tmp_path / "named"
     monkeypatch.delenv("QUANT_BENCH_CACHE")
     assert cache_folder().name == "quant-bench"
+
+
+def test_what_killed_writers_left_is_swept_after_a_day(tmp_path: Path) -> None:
+    target = tmp_path / "record[1].json"
+    old, young, other = (tmp_path / f".{name}" for name in ("record[1].json.aa", "record[1].json.bb", "x.json.cc"))
+    for left in (old, young, other):
+        left.write_text("half")
+    for left in (old, other):
+        os.utime(left, (1e9, 1e9))
+    write_atomically(target, b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((target.name, young.name, other.name))

@@ -219,3 +219,15 @@ def test_the_tasks_readme_names_every_task() -> None:
     text = (Path(__file__).parent.parent / "tasks" / "README.md").read_text(encoding="utf-8")
     for file in (Path(__file__).parent.parent / "tasks").glob("*.py"):
         assert f"    {file.name} " in text
+
+
+@pytest.mark.parametrize("name", ["w1a8", "w9a9", "w8a8-stat", "rtn:w4a99"])
+def test_what_looks_like_a_scheme_is_told_what_schemes_are(name: str) -> None:
+    with pytest.raises(UnknownPlugin, match="2 to 8 or 16 bits"):
+        registry.build("quantizers", name)
+
+
+@pytest.mark.parametrize("text", ["python_docs(seq_length=0)", "wiki40b(stride=4)", "wikitext2(seq_length=1)"])
+def test_window_settings_that_make_no_sense_are_usage_errors(text: str) -> None:
+    with pytest.raises(SpecError):
+        registry.build("tasks", text)
