@@ -61,10 +61,11 @@ def sections(frame: pd.DataFrame) -> list[Section]:
         if len(members) > 1:
             tables.insert(0, _overview(members))
         rows = [row for group in members for row in group]
-        notes = [row["note"] for row in rows if row["note"]]
+        # what is said of the weights, then of each arm attached to them, once
+        notes = "; ".join(dict.fromkeys(part for row in rows if row["note"] for part in row["note"].split("; ")))
         # a note on one of several weights says nothing about the others
         said = notes and len({row["weights_sha256"] for row in rows if row["weights_sha256"]}) == 1
-        found.append(Section(" · ".join(part for part in key if part), notes[0] if said else "", tuple(tables)))
+        found.append(Section(" · ".join(part for part in key if part), notes if said else "", tuple(tables)))
     return found
 
 
