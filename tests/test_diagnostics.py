@@ -1,5 +1,6 @@
 """Attention diagnostics and injection against plain T × T references, closed forms and identities."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from quant_bench import registry
 from quant_bench.arm import Arm, Attended
@@ -222,6 +224,20 @@ def test_readings_equal_whole_matrices_for_every_arm_and_layout(family: str, arm
         # what a value gate lets through is what is averaged over what was projected
         torch.testing.assert_close(reading.passed.double(), (averaged / norms)[:, first:], rtol=1e-4, atol=1e-5)
         assert (reading.output_gate is None) == (wanted.output_factor is None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masses_equal_the_weights_that_transformers_itself_returns(family: str) -> None:
+    model, ids = tiny_model(family), sequences().ids[0]
+    plain = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), attn_implementation="eager")
+    plain.load_state_dict(model.module.state_dict())
+    with torch.no_grad():
+        weights = plain.eval()(input_ids=ids[None], output_attentions=True, use_cache=False).attentions
+    with AttentionWatch(model) as watch:
+        readings = watch.read(ids)
+    for reading, wanted in zip(readings, weights, strict=True):
+        torch.testing.assert_close(reading.masses.received, wanted[0].double().mean(1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(reading.masses.first, wanted[0, :, :, 0].double(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("arm", ARMS)
