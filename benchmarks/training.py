@@ -1,6 +1,6 @@
 """Throughput of `quant-bench train` beside a plain transformers training loop of the same model.
 
-    python benchmarks/training.py [--tier micro] [--rounds 7] [--steps 6]
+    python benchmarks/training.py [--tier micro] [--rounds 5] [--steps 20]
 
 Both take the same steps over random tokens, alternately, in one process: the plain loop is a forward pass with labels,
 backward, clipping, AdamW and a scheduler of transformers, on a model with transformers' own SDPA attention. Printed are
@@ -95,8 +95,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tier", default="micro", choices=list(TIERS))
     parser.add_argument("--arm", action="append", help="measured beside the plain loop; softmax by default")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(1)
     tier = changed(TIERS[options.tier], steps=options.steps)
