@@ -51,6 +51,7 @@ lint: $(VENV)/.developed
 bench: $(VENV)/.developed
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/observe.py
+	$(BIN)/python benchmarks/diagnostics.py
 	$(BIN)/python benchmarks/harness.py
 
 # the committed records: hours on two cores, continued where it was stopped; needs QUANT_BENCH_DATA or the hub
