@@ -94,7 +94,8 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
         QuantizationError: a value is not finite.
     """
     rows: list[list[dict[str, float]]] = []
-    norms, received, passed, uniform = _Kept(), _Kept(), _Kept(), _Kept()
+    norms, received, passed = _Kept(), _Kept(), _Kept()
+    uniform: list[Tensor] = []
     length = min(settings.sink_length, sequences.ids.shape[1])
     with AttentionWatch(model) as watch:
         for index, ids in enumerate(sequences.ids):
@@ -102,16 +103,20 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
             rows.append([_row(reading, settings, length) for reading in readings])
             norms.add([reading.norms for reading in readings])
             received.add([_by_kv_head(reading) for reading in readings])
-            passed.add([reading.passed for reading in readings])
-            uniform.add([reading.uniform[None].expand(reading.norms.shape) for reading in readings])
+            if any(reading.gate is not None for reading in readings):
+                passed.add([reading.passed for reading in readings])
+            # sequences of one length without padding: the same for each
+            uniform = [reading.uniform for reading in readings]
             context.progress(sequences.label, index + 1, len(sequences.ids))
             if index % _RELEASE_EVERY == _RELEASE_EVERY - 1:
                 release_memory()
     other: Pooling = "sequence" if settings.pooling == "all" else "all"
     for layer in range(len(model.layout.layers)):
-        parts = norms.of(layer), received.of(layer), passed.of(layer), uniform.of(layer)
-        exposed = _exposure(*parts, settings.quiet, settings.pooling)
-        exposed |= {f"exposure_pooling_{other}": _exposure(*parts, settings.quiet, other)["exposure"]}
+        loud, mass = norms.of(layer), received.of(layer)
+        gated = mass * passed.of(layer) if passed else mass
+        shares = {"exposure": mass, "exposure_gated": gated, "exposure_null": uniform[layer].expand(mass.shape)}
+        exposed = _on_quiet(loud, shares, settings.quiet, settings.pooling)
+        exposed |= _on_quiet(loud, {f"exposure_pooling_{other}": mass}, settings.quiet, other)
         for name, values in exposed.items():
             for row, value in zip(rows, values, strict=True):
                 row[layer][name] = float(value)
@@ -123,6 +128,9 @@ class _Kept:
 
     def __init__(self) -> None:
         self._layers: list[list[Tensor]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
 
     def add(self, parts: Sequence[Float[Tensor, "kv_head key"]]) -> None:
         self._layers = self._layers or [[] for _ in parts]
@@ -193,17 +201,11 @@ def quiet_reads(
     return norms < torch.from_numpy(limit)
 
 
-def _exposure(
-    norms: Float[Tensor, "item kv_head key"],
-    received: Float[Tensor, "item kv_head key"],
-    passed: Float[Tensor, "item kv_head key"],
-    uniform: Float[Tensor, "item kv_head key"],
-    percentile: float,
-    pooling: Pooling,
+def _on_quiet(
+    norms: Float[Tensor, "item kv_head key"], shares: dict[str, Tensor], percentile: float, pooling: Pooling
 ) -> dict[str, Float[Tensor, " item"]]:
-    """Mass on quiet reads: as routed, after the gate, and under even weights."""
+    """Shares (of the shape of the norms) that fall on quiet reads, mean over heads."""
     quiet = quiet_reads(norms, percentile, pooling).double()
-    shares = {"exposure": received, "exposure_gated": received * passed, "exposure_null": uniform}
     return {name: (share.double() * quiet).sum(2).mean(1) for name, share in shares.items()}
 
 
