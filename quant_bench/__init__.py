@@ -3,6 +3,7 @@
 The public surface is this list; importing it is cheap, torch comes with the first use:
 
 - `load_model`, `attach`, `quantize`, `evaluate`: one model, one step at a time; `save` writes one with its arm.
+- `train`: one arm of a matched tier.
 - `run`: cells end to end, with records.
 - `leaderboard`: the table of a folder of records.
 """
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["LanguageModel", "attach", "evaluate", "leaderboard", "load_model", "quantize", "run", "save"]
+__all__ = ["LanguageModel", "attach", "evaluate", "leaderboard", "load_model", "quantize", "run", "save", "train"]
 
 _HOME = {
     "LanguageModel": "quant_bench.model",
@@ -23,10 +24,11 @@ _HOME = {
     "quantize": "quant_bench.api",
     "run": "quant_bench.api",
     "save": "quant_bench.models",
+    "train": "quant_bench.api",
 }
 
 if TYPE_CHECKING:
-    from quant_bench.api import evaluate, leaderboard, quantize, run
+    from quant_bench.api import evaluate, leaderboard, quantize, run, train
     from quant_bench.model import LanguageModel
     from quant_bench.models import attach, load_model, save
 

@@ -6,10 +6,19 @@ installed under those names. They become the packages `quant_bench.quantizers` a
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 PATH_VARIABLE = "QUANT_BENCH_PATH"
+
+
+def use_plugins(folders: Iterable[Path]) -> None:
+    """Name more plugin folders, for this process and those that it starts."""
+    known = os.environ.get(PATH_VARIABLE)
+    named = [str(folder.resolve()) for folder in folders]
+    if named:
+        os.environ[PATH_VARIABLE] = os.pathsep.join(named + ([known] if known else []))
 
 
 def plugin_folders(kind: str) -> list[str]:

@@ -39,6 +39,45 @@ def run(
     return run_cells(RunOptions(model, quantizers=tuple(quantizers), tasks=chosen, results=Path(results), **options))
 
 
+def train(
+    tier: str,
+    arm: str = "softmax",
+    *,
+    seed: int = 0,
+    data: Path | str | None = None,
+    cache: Path | str | None = None,
+    device: str = "cpu",
+) -> Path:
+    """Train one arm of a tier, or find it trained; every other arm of that tier and seed differs in nothing else.
+
+    Args:
+        tier: such as `micro` or `toy(steps=500)`.
+        arm: spec such as `sink_logit` or `sink_logit+projection_gate`.
+        seed: of the initial weights and of the order of the data.
+        data: offline mirror, or None for `QUANT_BENCH_DATA` or the hub.
+        cache: folder where checkpoints lie; None for the user's cache folder.
+        device: torch device.
+
+    Returns:
+        Folder of the checkpoint; `load_model` reads it, `training.json` in it says how it was made.
+
+    Raises:
+        SpecError: there is no such tier or arm.
+        Blocked: the text must be fetched and cannot be.
+        NotApplicable: the arm makes no sense for the tier's layout.
+    """
+    from quant_bench import registry
+    from quant_bench.cache import cache_folder
+    from quant_bench.data import DataSource
+    from quant_bench.training.checkpoints import Order, find_or_train
+    from quant_bench.training.tiers import PREFIX, tier_of
+
+    source = DataSource(None if data is None else Path(data))
+    folder = cache_folder(None if cache is None else Path(cache))
+    chosen = tier_of(f"{PREFIX}{tier.removeprefix(PREFIX)}")
+    return find_or_train(Order(chosen, registry.build("arms", arm), seed, source, folder, device)).folder
+
+
 def quantize(
     model: "LanguageModel", quantizer: str, *, data: Path | str | None = None, seed: int = 0
 ) -> "LanguageModel":

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from quant_bench import __version__, registry, report, schemes
-from quant_bench._roots import PATH_VARIABLE
 from quant_bench.compare import compare
 from quant_bench.errors import QuantBenchError, SpecError, UnknownPlugin
 from quant_bench.record import Store
@@ -108,7 +107,7 @@ def run(plugins: tuple[Path, ...], tasks: tuple[str, ...], **options: Any) -> No
     run can be stopped and started again at any time. MODEL is an alias (quant-bench list models), a hub id, a folder, a
     GGUF file, pypi:PACKAGE==VERSION, or tier:NAME for a model of quant-bench train.
     """
-    _use_plugins(plugins)
+    use_plugins(plugins)
     # torch comes with these, and the other commands are at hand without it
     from quant_bench.runner import RunOptions, run_cells
 
@@ -156,7 +155,7 @@ main.add_command(train)
 @click.option("--plugins", type=FOLDER, multiple=True, help="Folder with arms/, quantizers/ or tasks/ of your own.")
 def list_command(what: str | None, plugins: tuple[Path, ...]) -> None:
     """List arms, quantizers, tasks, models or schemes; all of them by default."""
-    _use_plugins(plugins)
+    use_plugins(plugins)
     for name in _LISTS if what is None else (what,):
         if what is None:
             click.echo(f"{name}:")
@@ -222,14 +221,6 @@ def demo(data: Path | None, results: Path) -> None:
     table.write_text(report.rendered(frame, "csv"), encoding="utf-8")
     click.echo(f"written to {written} and {table}", err=True)
     _finish(outcomes)
-
-
-def _use_plugins(folders: tuple[Path, ...]) -> None:
-    """Name more plugin folders, for this process and those that it starts."""
-    known = os.environ.get(PATH_VARIABLE)
-    named = [str(folder.resolve()) for folder in folders] + ([known] if known else [])
-    if folders:
-        os.environ[PATH_VARIABLE] = os.pathsep.join(named)
 
 
 def _entries(what: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from quant_bench import registry
+from quant_bench._roots import use_plugins
 from quant_bench.errors import Blocked, NotApplicable, SpecError
 from quant_bench.report.text import number, visible
 from quant_bench.training.tiers import TIERS, changed
@@ -28,6 +29,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--bf16/--no-bf16", default=None, help="Products in bfloat16 (autocast); else the tier's.")
 @click.option("--data", type=_FOLDER, help="Offline mirror of the data sets; else QUANT_BENCH_DATA, else the hub.")
 @click.option("--cache", type=click.Path(file_okay=False, path_type=Path), help="Where checkpoints lie.")
+@click.option("--plugins", type=_FOLDER, multiple=True, help="Folder with arms/ of your own.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N; several GPUs by torchrun.")
 def train(
     name: str, arms: tuple[str, ...], seeds: tuple[int, ...], data: Path | None, cache: Path | None, **options: Any
@@ -38,6 +40,7 @@ def train(
     common. A finished checkpoint is found again; a killed training goes on from its last one. `quant-bench run
     tier:NAME --arm ARM --seed SEED` evaluates a checkpoint, and trains it where it is missing.
     """
+    use_plugins(options.pop("plugins"))
     device = options.pop("device")
     if not re.fullmatch("cpu|cuda(:[0-9]+)?", device):
         raise SpecError(f"{device!r} is none of cpu, cuda, cuda:N")

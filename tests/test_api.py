@@ -14,7 +14,7 @@ from quant_bench.tiny import tiny_model
 
 
 def test_the_public_surface_is_this_list() -> None:
-    public = ["LanguageModel", "attach", "evaluate", "leaderboard", "load_model", "quantize", "run", "save"]
+    public = ["LanguageModel", "attach", "evaluate", "leaderboard", "load_model", "quantize", "run", "save", "train"]
     assert quant_bench.__all__ == public
     package = Path(quant_bench.__file__).parent
     for name in quant_bench.__all__:
