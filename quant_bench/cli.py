@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from quant_bench import __version__, registry, report, schemes
+from quant_bench._roots import use_plugins
 from quant_bench.compare import compare
 from quant_bench.errors import QuantBenchError, SpecError, UnknownPlugin
 from quant_bench.record import Store
