@@ -148,6 +148,10 @@ def _attention(
 ) -> tuple[Float[Tensor, "batch query head dim"], None]:
     """What transformers calls; returns heads last but one, as its interface wants, and no weights."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if torch.is_autocast_enabled(query.device.type):
+        # rotary embeddings leave queries and keys wider than values; autocast narrows them for its own kernels alone
+        narrow = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
     transform: Callable[[Key, Key], tuple[Key, Key]] | None = getattr(module, "key_value_transform", None)
     if transform is not None:
         key, value = transform(key, value)

@@ -82,7 +82,8 @@ class HeadGate(nn.Module):
     Source: gated attention of Bondarenko et al. 2023, section 4.2 and its code, https://arxiv.org/abs/2306.12929.
     """
 
-    undecayed = ()
+    # one a head, stored as matrices, which a rule by shape would decay
+    undecayed = ("biases.0", "biases.1")
     float_because = "the published quantized models keep this gate in float"
 
     def __init__(

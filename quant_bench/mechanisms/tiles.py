@@ -32,7 +32,7 @@ def tiled_attention(
     mechanism: Normalizer,
     at_probabilities: Change,
 ) -> Float[Tensor, "batch head query out"]:
-    """Attention by tiles of queries and heads, in float32 or wider, never all heads' scores at once.
+    """Attention by tiles of queries and heads, in float32 or wider (under autocast too), never all scores at once.
 
     Args:
         operands: query, key and value as an `AttentionCore` gets them.
@@ -42,6 +42,18 @@ def tiled_attention(
         mechanism: scores, -inf where not allowed, and the query heads that they belong to, to probabilities.
         at_probabilities: sees the probabilities, may change them in place.
     """
+    # scores in bfloat16 would do: not for exp(s) - 1, nor for a threshold that rows must sum to 1 behind
+    with torch.autocast(operands[0].device.type, enabled=False):
+        return _tiled(operands, mask, scaling, (at_scores, mechanism, at_probabilities))
+
+
+def _tiled(
+    operands: tuple[Query, Key, Value],
+    mask: Bool[Tensor, "..."] | None,
+    scaling: float,
+    steps: tuple[Change, Normalizer, Change],
+) -> Float[Tensor, "batch head query out"]:
+    at_scores, mechanism, at_probabilities = steps
     query, key, value = operands
     batch, heads, queries, width = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
