@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # an idle OpenMP thread that spins takes the core from the process beside it
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-all lint bench results clean help
+.PHONY: demo test test-all lint bench results results-arms clean help
 
 help:
 	@echo "make demo      set up, run SmolLM2-135M in float, W8A8 and W4A4, show the leaderboard (minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-all  the same with the slow tests"
 	@echo "make bench     speed ratios, measured side by side on this machine"
 	@echo "make results   the committed records and leaderboard (hours; continues where it was stopped)"
+	@echo "make results-arms  the same for arms that are trained here"
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -53,6 +54,9 @@ bench: $(VENV)/.developed
 	$(BIN)/python benchmarks/observe.py
 	$(BIN)/python benchmarks/diagnostics.py
 	$(BIN)/python benchmarks/harness.py
+	$(BIN)/python benchmarks/arms.py
+	$(BIN)/python benchmarks/diagnostics.py
+	$(BIN)/python benchmarks/training.py
 
 # the committed records: hours on two cores, continued where it was stopped; needs QUANT_BENCH_DATA or the hub
 MODEL := smollm2-135m-instruct
@@ -63,6 +67,19 @@ results: $(VENV)/.installed
 	$(BIN)/quant-bench run $(MODEL) $(FAST:%=--quantizer %) --task 'lambada(limit=1500)' --task hellaswag \
 	  --task 'gsm8k(limit=50)' --task 'wikitext2(convention=p4)'
 	$(BIN)/quant-bench run $(MODEL) $(OTHER:%=--quantizer %) --task wikitext2 --task outliers --task 'parity(limit=1)'
+	$(BIN)/quant-bench report
+
+# arms, trained here: hours again; each run trains what is not in the cache
+SEEDS := --seed 0 --seed 1 --seed 2
+TOY_ARMS := softmax softmax1 sink_logit sink_token norm_gate projection_gate renorm combo combo2 clipped_softmax \
+  clipped_softmax1 gated output_gate sparsemax entmax15 softpick norm_aware
+MICRO_ARMS := softmax softmax1 sink_logit norm_gate projection_gate renorm combo combo2 clipped_softmax gated output_gate
+UNDER := none w8a8-integer w8a8-static-integer w4a4-integer
+results-arms: $(VENV)/.installed
+	$(BIN)/quant-bench run tier:toy-3 $(SEEDS) $(TOY_ARMS:%=--arm %) $(UNDER:%=--quantizer %) --task validation \
+	  --task 'attention(text=held_out)' --task 'outliers(text=held_out)' --task 'injection(text=held_out)'
+	$(BIN)/quant-bench run tier:micro $(SEEDS) $(MICRO_ARMS:%=--arm %) $(UNDER:%=--quantizer %) --task validation \
+	  --task wikitext2 --task attention --task outliers --task injection
 	$(BIN)/quant-bench report
 
 clean:
