@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from quant_bench import schemes
 from quant_bench._roots import plugin_folders
+from quant_bench.cell import BASELINE_ARM
 from quant_bench.coercion import coerce, setting_types
 from quant_bench.errors import PluginError, SpecError, UnknownPlugin
 from quant_bench.spec import Spec, joined
@@ -140,8 +141,18 @@ def settings(instance: object) -> dict[str, Any]:
 
 
 def _composed(arms: list["Arm"]) -> Any:
-    """Arms in one order whatever the text's, so that a cell has one name."""
+    """Arms in one order whatever the text's, so that a cell has one name.
+
+    Raises:
+        SpecError: one mechanism would have two names, or two arms of one name could not be told apart.
+    """
     composed: Any = importlib.import_module("quant_bench.arm").Composed
+    found = [_name_of("arms", type(arm)) for arm in arms]
+    for name in found:
+        if name == BASELINE_ARM:
+            raise SpecError(f"{name} is the model as it is: leave it out of {'+'.join(found)!r}")
+        if found.count(name) > 1:
+            raise SpecError(f"{name} stands more than once in {'+'.join(found)!r}")
     return composed(tuple(sorted(arms, key=lambda arm: canonical("arms", arm))))
 
 

@@ -253,6 +253,12 @@ def test_arms_that_change_the_same_part_are_not_composed(text: str) -> None:
         registry.build("arms", text)
 
 
+@pytest.mark.parametrize("text", ["softmax+softmax", "sink_logit+softmax", "sink_token+sink_token"])
+def test_a_mechanism_has_one_name(text: str) -> None:
+    with pytest.raises(SpecError, match=r"leave it out|more than once"):
+        registry.build("arms", text)
+
+
 # ---- the sink token, against a sequence that really starts with it
 
 

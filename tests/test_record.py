@@ -195,6 +195,7 @@ def test_a_score_that_is_not_finite_is_refused_before_it_is_written() -> None:
         {"versions": {"arm": 1, "quantizer": 1}},
         {"identity": {"weights_sha256": None}},
         {"settings": {"arm": {}, "quantizer": {}, "task": {"a": [1]}}},
+        {"settings": {"arm": {"sink_logit": {"a": [1]}, "renorm": {}}, "quantizer": {}, "task": {}}},
     ],
 )
 def test_content_outside_the_schema_is_refused(changes: dict[str, Any]) -> None:

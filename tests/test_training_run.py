@@ -84,6 +84,15 @@ def test_cells_are_asked_of_the_checkpoint_of_their_arm_and_seed(options: RunOpt
             assert (scores["loss"].delta is not None) == (quantizer != "none")
 
 
+def test_arms_that_are_joined_have_records_with_the_settings_of_each(options: RunOptions) -> None:
+    arms = ("softmax", "renorm(gate=projection)+output_gate")
+    found = records(run_cells(replace(options, arms=arms, quantizers=("none",), tasks=TASKS[:1])))
+    record = found["output_gate+renorm(gate=projection)", "none", "validation", 0]
+    assert record.settings["arm"] == {"output_gate": {"kind": "elementwise"}, "renorm": {"gate": "projection"}}
+    assert all(score.arm_delta is not None for score in record.scores)
+    assert Record.read(record.cell.path(options.results), options.results).settings == record.settings
+
+
 def test_a_second_run_trains_and_measures_nothing(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     again = replace(options, model="tier:toy(text=python_docs,steps=2)")
     assert {outcome.state for outcome in run_cells(options)} == {"measured"}
