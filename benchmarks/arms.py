@@ -34,6 +34,7 @@ LIMITS = dict.fromkeys(
 )
 LIMITS["renorm"] = 1.5
 STEP_LIMIT = 1.2
+OUTSIDE_LAYERS = ("softmax", "sink_token", "attnres", "attnres_oasis")
 
 
 def built(arm: str) -> LanguageModel:
@@ -120,8 +121,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     tune_allocator()
-    # the sink token lengthens the sequence by one and leaves the layer as it is
-    chosen = options.arm or [name for name in registry.names("arms") if name not in ("softmax", "sink_token")]
+    # the sink token lengthens the sequence by one and leaves the layer as it is; depth.py measures depth routing
+    chosen = options.arm or [name for name in registry.names("arms") if name not in OUTSIDE_LAYERS]
     arms = ["softmax", *chosen]
     print(f"torch {torch.__version__}, 1 thread, load {os.getloadavg()[0]:.1f}, {options.rounds} rounds")
     table: dict[str, list[float]] = {arm: [] for arm in arms}

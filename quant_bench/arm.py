@@ -74,6 +74,8 @@ class Arm(ABC):
     """
 
     version: ClassVar[int] = 1
+    # attached behind the others of a composition, whose parts it looks at
+    attached_last: ClassVar[bool] = False
 
     @abstractmethod
     def attach(self, model: LanguageModel) -> LanguageModel:
@@ -114,7 +116,7 @@ class Arm(ABC):
 
 @dataclass(frozen=True)
 class Composed(Arm):
-    """Several arms on one model, in the order given: each adds its own part to the mechanism.
+    """Several arms on one model: each adds its own part to the mechanism.
 
     Attributes:
         parts: at least two arms, no two of which change the same part.
@@ -131,7 +133,7 @@ class Composed(Arm):
                 raise SpecError(f"arms {' and '.join(users)} cannot be composed: both define {part}")
 
     def attach(self, model: LanguageModel) -> LanguageModel:
-        for arm in self.parts:
+        for arm in sorted(self.parts, key=lambda arm: arm.attached_last):
             model = arm.attach(model)
         return model
 

@@ -9,7 +9,19 @@ from torch import nn
 
 from quant_bench.identity import ModelIdentity as ModelIdentity
 
-Role = Literal["query", "key", "value", "query_key_value", "output", "gate", "up", "down", "output_gate"]
+Role = Literal[
+    "query",
+    "key",
+    "value",
+    "query_key_value",
+    "output",
+    "gate",
+    "up",
+    "down",
+    "output_gate",
+    "depth_query",
+    "depth_key",
+]
 SiteKind = Literal["attention_norm", "attention_output", "mlp_norm", "mlp_output", "layer_output", "final_norm"]
 
 
@@ -21,7 +33,7 @@ class LinearSite:
         path: dotted module path (`model.layers.0.self_attn.q_proj`); the module is `nn.Linear` or GPT-2's `Conv1D`.
         layer: decoder layer, from 0.
         role: what it computes; `query_key_value` is a fused projection, OPT's and GPT-2's fc1 and fc2 are up and down,
-            `output_gate` is an arm's.
+            `output_gate`, `depth_query` and `depth_key` are an arm's.
     """
 
     path: str

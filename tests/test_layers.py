@@ -18,7 +18,7 @@ ROWS = (
     {"spec", "numerics", "statistics", "stream", "mirror", "hub_access", "record_json", "probe"},
     {"model", "attention", "cell", "coercion", "schemes", "data"},
     {"arm", "quantizer", "task", "record", "registry", "packing", "scoring", "observe", "mechanisms"},
-    {"models"},
+    {"models", "depth"},
     {"calibrate", "lowbit", "report", "decoding", "texts", "tiny", "training"},
     {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble", "weights"},

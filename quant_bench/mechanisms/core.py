@@ -53,6 +53,9 @@ class KeyLengthBias(nn.Module):
 class Mechanism(nn.Module):
     """An `AttentionCore`: weights = normalizer(scores + key bias, null), each part where an arm has set it.
 
+    Where the attention module has a list `null_masses` (a depth router's layer puts it there), every call appends the
+    mass on the null, of shape (batch, head, query).
+
     Attributes:
         null: null logits, or None.
         bias: key, value and scaling -> bias of each key, or None.
@@ -88,6 +91,10 @@ class Mechanism(nn.Module):
         mask: Bool[Tensor, "..."] | None,
         scaling: float,
     ) -> Query:
+        masses: list[Tensor] | None = module.__dict__.get("null_masses")
+        if self.normalizer is not None or self.null is None:
+            keep_null_mass(self, module, (query, key, value), mask, scaling)
+            masses = None
         query, key = self.operands(module, query, key, value, scaling)
         if self.normalizer is not None:
             return tiled_attention(
@@ -99,13 +106,43 @@ class Mechanism(nn.Module):
                 at_probabilities=_same,
             ).to(query.dtype)
         width = value.shape[-1]
-        # fused kernels want values as wide as keys
-        value = functional.pad(value, (0, key.shape[-1] - width)) if key.shape[-1] > width else value
+        if masses is not None:
+            # one more feature, of ones: what its average lacks to 1 is on the null, with exact gradients
+            value = functional.pad(value, (0, 1), value=1.0)
+        # fused kernels want keys and values of one width, a multiple of 8
+        full = max(key.shape[-1], width + 8) if masses is not None else max(key.shape[-1], width)
+        query, key, value = (_widened(part, full) for part in (query, key, value))
         if self.null is None:
             mixed = sdpa(module, query, key, value, mask=mask, scaling=scaling)
         else:
             mixed = null_attention(query, key, value, self.null.logit, mask=mask, scaling=scaling)
+        if masses is not None:
+            masses.append((1.0 - mixed[..., width]).clamp_min(0.0))
         return mixed[..., :width]
+
+
+def keep_null_mass(
+    core: Any,
+    module: nn.Module,
+    operands: tuple[Query, Key, Key],
+    mask: Bool[Tensor, "..."] | None,
+    scaling: float,
+) -> None:
+    """Leave each query's mass on the null of `core` in the list `module.null_masses`, where there are both.
+
+    For cores whose own weights do not come from the fused kernel: the mass is that of the softmax with the null, before
+    any stretching or rounding.
+    """
+    masses: list[Tensor] | None = module.__dict__.get("null_masses")
+    if masses is None or not isinstance(core, Mechanism) or core.null is None:
+        return
+    query, key = core.operands(module, *operands, scaling)
+    mixed = null_attention(query, key, torch.ones_like(key), core.null.logit, mask=mask, scaling=scaling)
+    masses.append((1.0 - mixed[..., 0]).clamp_min(0.0))
+
+
+def _widened(part: Float[Tensor, "*batch dim"], width: int) -> Float[Tensor, "*batch wider"]:
+    return functional.pad(part, (0, width - part.shape[-1])) if width > part.shape[-1] else part
 
 
 def _same(scores: Any) -> Any:

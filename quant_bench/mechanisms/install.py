@@ -163,5 +163,5 @@ def _require(free: bool, what: str) -> None:
 @torch.no_grad()
 def added_parameters(model: LanguageModel) -> int:
     """Parameters that the attached arm added."""
-    inside = (".attention_core.", ".gate.", ".output_gate.", "sink_token")
+    inside = (".attention_core.", ".gate.", ".output_gate.", ".depth_", "sink_token")
     return sum(p.numel() for name, p in model.module.named_parameters() if any(part in name for part in inside))

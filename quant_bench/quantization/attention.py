@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from quant_bench.attention import Key, Query, causal_mask, core_of, sdpa
 from quant_bench.calibrate import RangeWatch
 from quant_bench.errors import NotApplicable
+from quant_bench.mechanisms.core import keep_null_mass
 from quant_bench.mechanisms.tiles import Normalizer, Scores, softmax, tiled_attention
 from quant_bench.quantization.rounding import StaticRounding
 
@@ -63,6 +64,7 @@ class RoundedAttention(nn.Module):
         scaling: float,
     ) -> Query:
         arm = self.arm
+        keep_null_mass(arm, module, (query, key, value), mask, scaling)
         mixed = tiled_attention(
             operands_of(arm, module, (query, key, value), scaling),
             mask,
@@ -93,6 +95,7 @@ def watch_attention(watch: RangeWatch, path: str) -> None:
         if mask is None:
             # an explicit mask, because the ranges are those of whole score matrices, the unseen future included
             mask = causal_mask(query.shape[-2], key.shape[-2], None, query.device)
+        keep_null_mass(before, module, (query, key, value), mask, scaling)
         total = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
 
         def seen(name: str, values: Scores) -> Scores:
