@@ -81,7 +81,7 @@ def fold(model: LanguageModel, place: Fold, scale: Float[Tensor, " channel"]) ->
     with torch.no_grad():
         columns = place.spread(scale)
         for site in place.consumers:
-            weight_of(model.module.get_submodule(site.path)).mul_(columns.to(scale.dtype))
+            weight_of(model.module.get_submodule(site.path)).mul_(columns)
         if place.kind == "norm":
             _divide_norm(model.module.get_submodule(place.producer), scale)
             _keep_gate(model, place, scale)
