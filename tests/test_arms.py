@@ -313,7 +313,10 @@ def test_biases_of_gated_heads_do_not_decay_though_they_are_stored_as_matrices(k
 @pytest.mark.parametrize("text", registry.names("arms"))
 def test_arms_train_under_autocast(text: str, family: str) -> None:
     # rotary embeddings leave queries and keys in float32 there, beside values in bfloat16
-    model, ids = _with(text, family), tiny_ids()
+    try:
+        model, ids = _with(text, family), tiny_ids()
+    except NotApplicable as refusal:
+        pytest.skip(str(refusal))
     model.module.requires_grad_(True)
     exact = float(model.module(input_ids=ids, labels=ids, use_cache=False).loss.detach())
     with torch.autocast("cpu", torch.bfloat16):
