@@ -773,3 +773,15 @@ def test_weights_of_a_long_sequence_never_lie_in_memory_at_once() -> None:
     masses(Weighing(None, normalize), nn.Identity(), (query, key, key), None, 0.3, 0)
     assert max(sizes) <= 1 << 19
     assert len(sizes) > 8
+
+
+def test_position0_by_head_is_the_heat_map_of_readings() -> None:
+    model = armed("sink_logit")
+    evaluation = attention(model, context_of(), sequences(), AttentionSettings())
+    with AttentionWatch(model) as watch:
+        found = [torch.stack([reading.masses.first.mean(1) for reading in watch.read(ids)]) for ids in sequences().ids]
+    wanted = torch.stack(found).mean(0)
+    layers = evaluation.details["layers"]
+    assert torch.allclose(torch.tensor([layer["position0_mass_by_head"] for layer in layers]), wanted.float())
+    for layer, heads in zip(layers, wanted, strict=True):
+        assert layer["position0_mass"] == pytest.approx(float(heads.mean()))

@@ -96,11 +96,14 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
     rows: list[list[dict[str, float]]] = []
     norms, received, passed = _Kept(), _Kept(), _Kept()
     uniform: list[Tensor] = []
+    beginnings: list[Tensor] = []
     length = min(settings.sink_length, sequences.ids.shape[1])
     with AttentionWatch(model) as watch:
         for index, ids in enumerate(sequences.ids):
             readings = watch.read(ids)
             rows.append([_row(reading, settings, length) for reading in readings])
+            by_head = [reading.masses.first.mean(1) for reading in readings]
+            beginnings = [a + b for a, b in zip(beginnings, by_head, strict=True)] if beginnings else by_head
             norms.add([reading.norms for reading in readings])
             received.add([_by_kv_head(reading) for reading in readings])
             if any(reading.gate is not None for reading in readings):
@@ -120,7 +123,11 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
         for name, values in exposed.items():
             for row, value in zip(rows, values, strict=True):
                 row[layer][name] = float(value)
-    return _evaluation(rows, sequences, length)
+    evaluation = _evaluation(rows, sequences, length)
+    for layer, total in zip(evaluation.details["layers"], beginnings, strict=True):
+        # a row of the heat map of layers and heads
+        layer["position0_mass_by_head"] = (total / len(rows)).tolist()
+    return evaluation
 
 
 class _Kept:
