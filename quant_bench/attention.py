@@ -71,6 +71,11 @@ def set_router(router: Router | None) -> None:
     _router = router
 
 
+def is_packed() -> bool:
+    """Whether a packed forward is running: its router knows which tokens of the row meet."""
+    return _router is not None
+
+
 def causal_mask(query: int, key: int, window: int | None, device: torch.device) -> Bool[Tensor, "query key"]:
     """True where query i, the (key - query + i)-th position, may see a key; `window` counts the query itself."""
     position = torch.arange(key - query, key, device=device)[:, None]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
@@ -226,8 +227,10 @@ class Observer:
         }
 
     def _note_shape(self, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        ids = named["input_ids"] if "input_ids" in named else positional[0]
-        self._shape = (ids.shape[0], ids.shape[1])
+        # a sink token has turned ids into embeddings, itself the first
+        tokens = next((named[name] for name in ("input_ids", "inputs_embeds") if named.get(name) is not None), None)
+        tokens = positional[0] if tokens is None else tokens
+        self._shape = (tokens.shape[0], tokens.shape[1])
 
     def _input_hook(self, statistics: Statistics) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -248,6 +251,9 @@ class Observer:
             statistics.add(values.reshape(length, values.shape[-1]))
             return
         rows = values.reshape(batch, length, values.shape[-1])
+        mask = self.mask
+        if mask is not None:
+            # a token before the text is no padding
+            mask = functional.pad(mask, (length - mask.shape[1], 0), value=True).to(rows.device)
         for index in range(batch):
-            real = ... if self.mask is None else self.mask[index].to(rows.device)
-            statistics.add(rows[index][real])
+            statistics.add(rows[index][... if mask is None else mask[index]])

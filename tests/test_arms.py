@@ -283,6 +283,13 @@ def test_a_sink_token_is_one_more_token_before_the_text(family: str) -> None:
     assert torch.allclose(_logits(model), expected, atol=1e-5)
 
 
+def test_a_sink_token_refuses_several_sequences_in_one_row() -> None:
+    # transformers would keep them apart by their positions, which the token's mask says nothing of
+    model, positions = _with("sink_token"), torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
+    with pytest.raises(NotApplicable, match="one sequence"):
+        model.module(input_ids=tiny_ids()[:1, :7], position_ids=positions, use_cache=False)
+
+
 def test_a_sink_token_needs_the_whole_context() -> None:
     with pytest.raises(NotApplicable, match="sliding window"):
         _with("sink_token", "gemma3")

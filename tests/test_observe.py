@@ -8,6 +8,7 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
+from quant_bench import models
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.moments import Channels, Moments
@@ -101,9 +102,10 @@ def test_sequences_are_averaged_and_channels_run_over_all_of_them() -> None:
             assert row["channel_absmax_ratio"] == pytest.approx(channels.max() / np.median(channels), rel=1e-6)
 
 
+@pytest.mark.parametrize("arm", ["softmax", "sink_token"])
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])
-def test_padding_counts_nowhere_and_a_batch_equals_its_sequences(family: str) -> None:
-    model = tiny_model(family)
+def test_padding_counts_nowhere_and_a_batch_equals_its_sequences(family: str, arm: str) -> None:
+    model = models.attach(tiny_model(family), arm)
     long, short = some_ids(30, seed=1), some_ids(17, seed=2)
     with Observer(model) as alone:
         final_hidden(model, long)
@@ -116,7 +118,8 @@ def test_padding_counts_nowhere_and_a_batch_equals_its_sequences(family: str) ->
         # right padding: causal attention keeps real tokens from seeing it
         final_hidden(model, padded)
     for one, other in zip(alone.statistics, together.statistics, strict=True):
-        assert other.tokens == 47
+        # products read the sink token of each sequence, so it counts
+        assert other.tokens == 47 + 2 * (arm == "sink_token")
         left, right = one.row(), other.row()
         for name in ("inf_norm", "kurtosis", "token_kurtosis", "channel_absmax_ratio", "incoherence"):
             assert right[name] == (None if left[name] is None else pytest.approx(left[name], rel=1e-4))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from quant_bench.attention import is_packed
 from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms.install import attentions, shape_of
 from quant_bench.model import LanguageModel
@@ -74,6 +75,8 @@ def _prepend(body: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> 
     body.sink_token.starts = cached == 0
     positions = options.get("position_ids")
     mask = options.get("attention_mask")
+    if mask is None and positions is not None and not is_packed() and bool((positions.diff(dim=-1) != 1).any()):
+        raise NotApplicable("a sink token stands before one sequence; these position ids are those of several in a row")
     if positions is None and mask is not None and hasattr(body, "embed_positions"):
         # OPT counts positions from the mask
         positions = (mask.cumsum(-1) * mask - 1)[:, -length:]
