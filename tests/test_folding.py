@@ -154,3 +154,12 @@ def test_spilled_states_are_gone_with_the_stream(tmp_path: Path, monkeypatch: py
 def test_a_pass_without_batches_is_an_error() -> None:
     with pytest.raises(QuantizationError, match="calibration batches"):
         LayerStream(tiny_model("llama"), Calibration())
+
+
+def test_layers_that_do_not_read_the_layer_before_are_refused() -> None:
+    model = tiny_model("llama")
+    layer = model.module.get_submodule(model.layout.layers[1])
+    layer.register_forward_pre_hook(lambda module, given: (given[0] * 2, *given[1:]))
+    with pytest.raises(QuantizationError, match="cannot run alone"):
+        LayerStream(model, calibration())
+    assert "forward" not in vars(layer)

@@ -85,6 +85,15 @@ def test_products_are_nearer_than_those_of_rounding_to_nearest(text: str, act_or
     assert errors[0] < 0.8 * errors[1]
 
 
+@pytest.mark.parametrize("columns", [3, 24, 300])
+def test_factor_is_the_upper_one_of_the_inverse(columns: int) -> None:
+    x = torch.randn(2 * columns, columns, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    second = x.T @ x
+    damped = second + 0.01 * second.diagonal().mean() * torch.eye(columns, dtype=torch.float64)
+    expected = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
+    torch.testing.assert_close(gptq.inverse_factor(second, 0.01), expected)
+
+
 def test_uncorrelated_inputs_leave_rounding_to_nearest() -> None:
     weight = torch.randn(6, 20, generator=torch.Generator().manual_seed(4))
     scheme = registry.build("quantizers", "gptq:w4a16g5")
