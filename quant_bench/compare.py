@@ -19,6 +19,7 @@ from quant_bench.report.layout import Document
 from quant_bench.report.redundancy import FORMS, redundancy
 from quant_bench.report.render import shown
 from quant_bench.report.text import visible
+from quant_bench.training.tiers import is_tier, tier_of
 
 
 @click.command(epilog="\b\nExample:\n  quant-bench compare sink_logit softmax --quantizer w8a8-static")
@@ -89,9 +90,13 @@ def _chosen(
 
     Raises:
         RecordError: there is none.
+        SpecError: there is no such tier.
     """
     known = list(records)
     wanted = {_canonical("quantizers", text, {record.cell.quantizer for record in known}) for text in quantizers}
+    # two ways to write a tier's settings are one tier; records also carry names with a dtype behind them
+    names = {record.cell.model for record in known}
+    models = tuple(tier_of(name).label if name not in names and is_tier(name) else name for name in models)
     found = [
         record
         for record in known

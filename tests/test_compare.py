@@ -322,6 +322,17 @@ def test_filters_choose_records_by_name_or_shorthand(results: Path) -> None:
     assert "no record" in found.stderr
 
 
+def test_a_tier_is_chosen_however_its_settings_are_written(tmp_path: Path) -> None:
+    for arm, value in (("softmax", 3.0), ("gated", 2.5)):
+        made = record(arm, {LOSS: value})
+        replace(made, cell=replace(made.cell, model="tier:toy(tokens=12288)")).write(tmp_path)
+    for name in ("tier:toy(steps=3)", "tier:toy(tokens=12288)"):
+        found = call("gated", "softmax", "--results", tmp_path, "--model", name)
+        assert found.exit_code == 0, found.output
+    assert call("gated", "softmax", "--results", tmp_path, "--model", "tier:toy").exit_code == 1
+    assert call("gated", "softmax", "--results", tmp_path, "--model", "tier:none").exit_code == 2
+
+
 def test_nothing_to_compare_names_what_to_run(results: Path) -> None:
     found = call("gated", "softmax", "--results", results, "--task", "other")
     assert found.exit_code == 1
