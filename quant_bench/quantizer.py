@@ -38,10 +38,13 @@ class Quantizer(ABC):
     """A map from a model to a model. A file in `quantizers/` holds exactly one frozen dataclass that subclasses this.
 
     The file name is the name (`rtn`), the class is its CamelCase (`Rtn`), the fields are the settings with defaults,
-    the docstring has a `Source:`. `version` goes up when results change.
+    the docstring has a `Source:`. `version` goes up when results change. `keeps_embeddings` is False for a recipe that
+    first rewrites the float model as an equal one (a rotation): embeddings and head then hold other values, and a tied
+    head may be untied, which coverage must say.
     """
 
     version: ClassVar[int] = 1
+    keeps_embeddings: ClassVar[bool] = True
 
     @property
     def calibration_sequences(self) -> int:
