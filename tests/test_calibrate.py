@@ -256,7 +256,7 @@ def test_ranges_are_reused_only_for_the_same_float_model_and_text(monkeypatch: p
 class Plus:
     """A core that an arm could bring."""
 
-    def probabilities(self, module: torch.nn.Module, scores: torch.Tensor) -> torch.Tensor:
+    def probabilities(self, module: torch.nn.Module, scores: torch.Tensor, heads: Any) -> torch.Tensor:
         return scores.softmax(-1)
 
     def __call__(self, *operands: Any, **options: Any) -> torch.Tensor:

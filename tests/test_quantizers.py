@@ -104,7 +104,7 @@ class Broken(Quantizer):
 def test_contract_notices_what_is_broken(way: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantizer = Broken(way)
     monkeypatch.setattr(registry, "canonical", lambda kind, instance: "broken")
-    monkeypatch.setattr("quant_bench.testing._check_identity", lambda instance: None)
+    monkeypatch.setattr("quant_bench.testing.quantizers._check_identity", lambda instance: None)
     with pytest.raises(AssertionError, match=message):
         check_quantizer(quantizer, families=("llama",))
 

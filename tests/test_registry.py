@@ -69,7 +69,7 @@ def test_canonical_form_is_read_back() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownPlugin, match="did you mean wikitext2"):
         registry.build("tasks", "wikitext")
-    with pytest.raises(UnknownPlugin, match="there are none, rtn"):
+    with pytest.raises(UnknownPlugin, match=r"there are .*none, .*rtn"):
         registry.build("quantizers", "xyzzy")
 
 

@@ -148,8 +148,10 @@ def test_sequences_follow_from_seed_and_index_alone(tmp_path: Path) -> None:
     kept = {tuple(row) for row in first.held_out().tolist()}
     assert len(first.held_out()) == tier.held_out
     # only what cannot help coming out alike, such as ", , , ,", is in both
-    for row in kept & {tuple(first.row(0, index).tolist()) for index in range(BLOCK)}:
-        assert row[3:] == row[1:-2]
+    both = kept & {tuple(first.row(0, index).tolist()) for index in range(BLOCK)}
+    assert len(both) < len(kept) / 10
+    for row in both:
+        assert len(set(row)) <= tier.context / 8
 
 
 def test_the_tokenizer_of_characters_gives_the_sequences_back(tmp_path: Path) -> None:
@@ -219,7 +221,8 @@ def test_each_reading_of_a_text_takes_every_piece_once_in_its_own_order(folder: 
     assert [material.row(1, place).tolist() for place in range(count)] != readings[0]
 
 
-def test_missing_texts_say_how_to_supply_them() -> None:
+def test_missing_texts_say_how_to_supply_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUANT_BENCH_DATA", raising=False)
     data = DataSource(allow_hub=False)
     with pytest.raises(Blocked, match=r"wikipedia_en_2014-00000.*--data DIR"):
         next(documents("wikipedia_en_2014", data))
