@@ -23,7 +23,7 @@ ROWS = (
     {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble", "weights"},
     {"parity", "runner", "diagnostics", "validation"},
-    {"api", "compare", "train_command"},
+    {"api", "commands"},
     {"cli"},
     {"__main__"},
 )
@@ -31,7 +31,7 @@ ROWS = (
 OUTSIDE = {"arms", "quantizers", "tasks", "__init__"}
 NO_TORCH = (
     *("errors", "score", "identity", "spec", "coercion", "schemes", "cell", "record", "record_json", "statistics"),
-    *("registry", "report", "data", "compare", "train_command", "cli"),
+    *("registry", "report", "data", "commands", "commands.compare", "commands.train", "cli"),
 )
 NOT_FOR_PLUGINS = {
     "registry",
@@ -45,8 +45,7 @@ NOT_FOR_PLUGINS = {
     "weights",
     "runner",
     "api",
-    "compare",
-    "train_command",
+    "commands",
     "cli",
 }
 NOT_FOR_PLUGINS |= {"testing", "demo", "doctor", "arms", "quantizers", "tasks", "__main__"}

@@ -10,6 +10,7 @@ import pandas as pd
 
 from quant_bench import registry, report, schemes
 from quant_bench.cell import BASELINE_ARM
+from quant_bench.commands.common import FOLDER, example
 from quant_bench.errors import RecordError, SpecError
 from quant_bench.record import Record, Store
 from quant_bench.report.arm_tables import comparison_document, redundancy_document
@@ -22,7 +23,7 @@ from quant_bench.report.text import visible
 from quant_bench.training.tiers import is_tier, tier_of
 
 
-@click.command(epilog="\b\nExample:\n  quant-bench compare sink_logit softmax --quantizer w8a8-static")
+@click.command(epilog=example("quant-bench compare sink_logit softmax --quantizer w8a8-static"))
 @click.argument("arms", nargs=-1, metavar="[ARM ARM]")
 @click.option("--table", type=click.Choice(["2x2"]), help="Redundancy of a sink logit and a gate instead of two arms.")
 @click.option("--model", "models", multiple=True, help="Only this model.")
@@ -31,7 +32,7 @@ from quant_bench.training.tiers import is_tier, tier_of
 @click.option("--format", "how", type=click.Choice(report.FORMATS), default="table", help="table by default.")
 @click.option(
     "--results",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=FOLDER,
     default=Path("results"),
     show_default=True,
     help="Folder of the records.",

@@ -1,6 +1,5 @@
 """The command `quant-bench train`: the checkpoints of a tier, one for each arm and seed."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,13 @@ import click
 
 from quant_bench import registry
 from quant_bench._roots import use_plugins
+from quant_bench.commands.common import FOLDER, device_name, example
 from quant_bench.errors import Blocked, NotApplicable, SpecError
 from quant_bench.report.text import number, visible
 from quant_bench.training.tiers import TIERS, changed
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
-
-@click.command(epilog="\b\nExample:\n  quant-bench train --tier toy --arm softmax --arm sink_logit --seed 0 --seed 1")
+@click.command(epilog=example("quant-bench train --tier toy --arm softmax --arm sink_logit --seed 0 --seed 1"))
 @click.option("--tier", "name", type=click.Choice(tuple(TIERS)), required=True, help="Shape, data and schedule.")
 @click.option("--arm", "arms", multiple=True, default=["softmax"], show_default=True, help="Attention mechanism.")
 @click.option(
@@ -27,10 +25,13 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--tokens", type=click.IntRange(min=1), help="The same in tokens.")
 @click.option("--text", help="Source of the text, or a file or folder; else the tier's.")
 @click.option("--bf16/--no-bf16", default=None, help="Products in bfloat16 (autocast); else the tier's.")
-@click.option("--data", type=_FOLDER, help="Offline mirror of the data sets; else QUANT_BENCH_DATA, else the hub.")
+@click.option("--data", type=FOLDER, help="Offline mirror of the data sets; else QUANT_BENCH_DATA, else the hub.")
 @click.option("--cache", type=click.Path(file_okay=False, path_type=Path), help="Where checkpoints lie.")
-@click.option("--plugins", type=_FOLDER, multiple=True, help="Folder with arms/ of your own.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N; several GPUs by torchrun.")
+@click.option("--plugins", type=FOLDER, multiple=True, help="Folder with arms/ of your own.")
+@click.option(
+    "--device", default="cpu", show_default=True, callback=device_name,
+    help="cpu, cuda or cuda:N; several GPUs by torchrun.",
+)  # fmt: skip
 def train(
     name: str, arms: tuple[str, ...], seeds: tuple[int, ...], data: Path | None, cache: Path | None, **options: Any
 ) -> None:
@@ -42,8 +43,6 @@ def train(
     """
     use_plugins(options.pop("plugins"))
     device = options.pop("device")
-    if not re.fullmatch("cpu|cuda(:[0-9]+)?", device):
-        raise SpecError(f"{device!r} is none of cpu, cuda, cuda:N")
     tier = changed(TIERS[name], **options)
     built = [registry.build("arms", text) for text in arms]
     # torch comes with these

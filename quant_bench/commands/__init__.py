@@ -1,0 +1,1 @@
+"""The commands of `quant-bench`, one a file; none needs torch before it runs."""
