@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # an idle OpenMP thread that spins takes the core from the process beside it
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-all lint bench results results-arms clean help
+.PHONY: demo test test-all lint bench results results-arms results-depth clean help
 
 help:
 	@echo "make demo      set up, run SmolLM2-135M in float, W8A8 and W4A4, show the leaderboard (minutes)"
@@ -16,7 +16,7 @@ help:
 	@echo "make test-all  the same with the slow tests"
 	@echo "make bench     speed ratios, measured side by side on this machine"
 	@echo "make results   the committed records and leaderboard (hours; continues where it was stopped)"
-	@echo "make results-arms  the same for arms that are trained here"
+	@echo "make results-arms  the same for arms that are trained here; make results-depth for attention residuals"
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -55,7 +55,7 @@ bench: $(VENV)/.developed
 	$(BIN)/python benchmarks/diagnostics.py
 	$(BIN)/python benchmarks/harness.py
 	$(BIN)/python benchmarks/arms.py
-	$(BIN)/python benchmarks/diagnostics.py
+	$(BIN)/python benchmarks/depth.py
 	$(BIN)/python benchmarks/training.py
 
 # the committed records: hours on two cores, continued where it was stopped; needs QUANT_BENCH_DATA or the hub
@@ -80,6 +80,24 @@ results-arms: $(VENV)/.installed
 	  --task 'attention(text=held_out)' --task 'outliers(text=held_out)' --task 'injection(text=held_out)'
 	$(BIN)/quant-bench run tier:micro $(SEEDS) $(MICRO_ARMS:%=--arm %) $(UNDER:%=--quantizer %) --task validation \
 	  --task wikitext2 --task attention --task outliers --task injection
+	$(BIN)/quant-bench report
+
+# attention residuals: models from scratch, then SmolLM2 trained on with routers that leave it as it is at the start
+ROUTER := attnres_oasis
+NULLS := softmax1+attnres_oasis(depth=softmax1
+DEPTH_ARMS := softmax attnres attnres(form=block) $(ROUTER) softmax1+$(ROUTER) $(NULLS)) $(NULLS),coupled=True) \
+  $(NULLS),coupled=True,beta=0.0,train_beta=False) $(NULLS),coupled=True,beta=0.5,beta_rate=100.0) \
+  clipped_softmax+$(ROUTER)(depth=clipped) gated+$(ROUTER) sparsemax+$(ROUTER)(depth=sparsemax) \
+  entmax15+$(ROUTER)(depth=entmax15)
+KEPT := recency=last,rho=12.0,draw=zero_query
+CONVERTED := softmax $(ROUTER)($(KEPT)) $(NULLS),$(KEPT)) $(NULLS),coupled=True,$(KEPT))
+results-depth: $(VENV)/.installed
+	$(BIN)/quant-bench run tier:toy-rope $(SEEDS) $(DEPTH_ARMS:%=--arm '%') $(UNDER:%=--quantizer %) --task validation \
+	  --task 'outliers(text=held_out)' --task 'depth(text=held_out)' --task 'attention(text=held_out)'
+	$(BIN)/quant-bench run tier:micro $(SEEDS) $(DEPTH_ARMS:%=--arm '%') $(UNDER:%=--quantizer %) --task validation \
+	  --task wikitext2 --task outliers --task depth --task attention
+	$(BIN)/quant-bench run tier:smollm2 $(CONVERTED:%=--arm '%') $(UNDER:%=--quantizer %) --task validation \
+	  --task wikitext2 --task outliers --task depth
 	$(BIN)/quant-bench report
 
 clean:

@@ -92,15 +92,17 @@ def quantize(
     Raises:
         Blocked: the quantizer needs calibration text and there is none.
     """
-    from quant_bench import calibrate, registry
+    from quant_bench import registry
+    from quant_bench.cache import cache_folder
     from quant_bench.data import DataSource
     from quant_bench.quantizer import Calibration
+    from quant_bench.weights import calibration_of
 
     chosen = registry.build("quantizers", quantizer)
     calibration = Calibration()
     if chosen.calibration_sequences:
-        text = DataSource(None if data is None else Path(data)).calibration_text()
-        calibration = calibrate.batches_for(model, text, sequences=chosen.calibration_sequences, seed=seed)
+        source = DataSource(None if data is None else Path(data))
+        calibration = calibration_of(model, source, cache_folder(None), chosen.calibration_sequences, seed)
     return chosen.quantize(model, calibration)
 
 

@@ -20,6 +20,7 @@ from quant_bench import models, registry
 from quant_bench.data import DataSource
 from quant_bench.errors import ModelError, NotApplicable
 from quant_bench.model import LanguageModel
+from quant_bench.tiny import tiny_model
 from quant_bench.training import checkpoints, loop
 from quant_bench.training.building import build, parameter_counts
 from quant_bench.training.checkpoints import Order, find, find_or_train, key_of
@@ -131,6 +132,63 @@ def test_only_matrices_decay_and_nothing_that_an_arm_excludes(material: Material
     # the gate's directions are a matrix, and a rule by shape would have decayed them
     assert any(name.endswith("gate.weight") or ".gate." in name for name in decay if decay[name] == 0.0)
     assert {group["betas"] for group in trainer.optimizer.param_groups} == {(0.9, 0.95)}
+
+
+def test_a_parameter_with_a_rate_of_its_own_keeps_its_ratio_and_the_others_theirs(
+    material: Material, tmp_path: Path
+) -> None:
+    arm = "softmax1+attnres_oasis(coupled=True,beta=0.5,beta_rate=50.0,depth=softmax1)"
+    model = fresh(LLAMA, material, arm)
+    trainer = MatchedTrainer(model=model.module, args=loop.arguments(LLAMA, 0, tmp_path, "cpu"))
+    trainer.create_optimizer_and_scheduler(LLAMA.steps)
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    for _ in range(3):
+        found = [
+            (names[id(p)], group["lr"], group["weight_decay"])
+            for group in trainer.optimizer.param_groups
+            for p in group["params"]
+        ]
+        assert sorted(name for name, *_ in found) == sorted(names.values())
+        (rate,) = {rate for name, rate, _ in found if not name.endswith(".raw")}
+        assert {(rate, decay) for name, rate, decay in found if name.endswith(".raw")} == {(50.0 * rate, 0.0)}
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+    assert rate > 0
+
+
+def test_a_published_coupling_hardly_moves_and_one_with_its_own_rate_does(material: Material, tmp_path: Path) -> None:
+    betas = {}
+    for rate in (1.0, 100.0):
+        arm = f"softmax1+attnres_oasis(coupled=True,depth=softmax1,beta_rate={rate})"
+        state = trained(LLAMA, material, tmp_path / str(rate), arm)
+        raw = torch.stack([tensor for name, tensor in state.items() if name.endswith(".raw")])
+        betas[rate] = (torch.nn.functional.softplus(raw) - math.log1p(math.exp(-5.0))).abs().max().item()
+    # Adam moves a parameter by its rate a step at most (nearly), and softplus is flat at -5
+    assert betas[1.0] <= 8 * LLAMA.learning_rate * 0.0068
+    assert betas[100.0] > 10 * betas[1.0]
+
+
+def test_a_base_keeps_its_weights_until_it_is_trained_on_and_has_its_own_tokenizer(
+    data: DataSource, tmp_path: Path
+) -> None:
+    pretrained, folder = tiny_model("llama"), tmp_path / "base"
+    models.save(pretrained, folder)
+    tier = replace(
+        LLAMA, layout="base", base=str(folder), tokenizer="base", task="text", vocabulary=97, held_out=4, context=16
+    )
+    material = material_of(tier, data, tmp_path)
+    assert material.tokenizer().get_vocab() == pretrained.tokenizer.get_vocab()
+    shared = pretrained.module.state_dict()
+    for arm in ("softmax", "attnres_oasis(draw=zero_query,recency=last,rho=12.0)"):
+        state = build(tier, registry.build("arms", arm), 0, material.tokenizer(), tmp_path).module.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in shared.items())
+    order = Order(tier, registry.build("arms", "sink_logit"), 0, data, tmp_path)
+    loaded = models.load_model(str(find_or_train(order).folder))
+    assert models.arm_of(loaded) == "sink_logit"
+    assert not all(torch.equal(loaded.module.state_dict()[name], tensor) for name, tensor in shared.items())
+    before = key_of(order, material.sha256)
+    models.save(tiny_model("llama", seed=1), folder)
+    assert key_of(order, material.sha256) != before
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth(material: Material, tmp_path: Path) -> None:

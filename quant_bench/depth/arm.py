@@ -19,6 +19,8 @@ class DepthArm(Arm):
         centred: take the mean over sources off the null masses first.
         beta: strength of the coupling at the start; softplus(-5) as published.
         train_beta: whether it is learned; False freezes it.
+        beta_rate: its learning rate over that of the other parameters. Adam moves a parameter by about its rate a step,
+            so that the published start hardly moves in 500 steps.
         gamma: lower end of the stretch of `clipped`.
         zeta: its upper end.
     """
@@ -30,6 +32,7 @@ class DepthArm(Arm):
     centred: bool = True
     beta: float = BETA
     train_beta: bool = True
+    beta_rate: float = 1.0
     gamma: float = -0.025
     zeta: float = 1.0
 
@@ -42,4 +45,13 @@ class DepthArm(Arm):
         Raises:
             SpecError: values out of range.
         """
-        return DepthRule(self.depth, self.coupled, self.centred, self.beta, self.train_beta, self.gamma, self.zeta)
+        return DepthRule(
+            normalizer=self.depth,
+            coupled=self.coupled,
+            centred=self.centred,
+            beta=self.beta,
+            train_beta=self.train_beta,
+            beta_rate=self.beta_rate,
+            gamma=self.gamma,
+            zeta=self.zeta,
+        )

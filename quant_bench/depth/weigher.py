@@ -32,6 +32,7 @@ class DepthRule:
         centred: take the mean over the sources off the null masses first.
         beta: strength of the coupling at the start.
         train_beta: whether it is learned.
+        beta_rate: its learning rate over that of the other parameters.
         gamma, zeta: the stretch of `clipped`.
     """
 
@@ -42,8 +43,11 @@ class DepthRule:
     train_beta: bool = True
     gamma: float = -0.025
     zeta: float = 1.0
+    beta_rate: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.beta_rate < math.inf:
+            raise SpecError(f"beta_rate must be above 0 and finite; got {self.beta_rate!r}")
         if self.gamma > 0 or self.zeta < 1:
             raise SpecError("clipped depth weights need gamma at most 0 and zeta at least 1")
         if not 0 <= self.beta <= LARGEST_BETA:
@@ -68,6 +72,8 @@ class Weigher(nn.Module):
         if rule.train_beta:
             raw = like.new_full((), math.log(math.expm1(rule.beta)))
             self.raw = nn.Parameter(raw, requires_grad=like.requires_grad)
+            if rule.beta_rate != 1.0:
+                self.learning_rates = {"raw": rule.beta_rate}
         else:
             self.register_buffer("fixed", like.new_full((), rule.beta), persistent=False)
 

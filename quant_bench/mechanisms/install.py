@@ -155,6 +155,15 @@ def undecayed(module: nn.Module) -> set[str]:
     return names & {name for name, _ in module.named_parameters()}
 
 
+def learning_rates(module: nn.Module) -> dict[str, float]:
+    """Parameters that want a learning rate of their own, by name, with its ratio to that of the others."""
+    found: dict[str, float] = {}
+    for path, part in module.named_modules():
+        prefix = f"{path}." if path else ""
+        found |= {f"{prefix}{name}": ratio for name, ratio in getattr(part, "learning_rates", {}).items()}
+    return found
+
+
 def _require(free: bool, what: str) -> None:
     if not free:
         raise NotApplicable(f"this arm cannot be attached: attention has {what} already")

@@ -1,5 +1,6 @@
 """Building: the model of a tier before its first step, with the same numbers in every arm."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from quant_bench.arm import Arm
 from quant_bench.model import LanguageModel
-from quant_bench.models import attach, from_module
+from quant_bench.models import LoadOptions, attach, from_module, load_model
 from quant_bench.training.tiers import Tier
 
 # an arm draws its own numbers from a stream that the shared parameters have no part in
@@ -46,31 +47,37 @@ def config_of(tier: Tier, tokenizer: Any) -> Any:
     )
 
 
-def build(tier: Tier, arm: Arm, seed: int, tokenizer: Any) -> LanguageModel:
-    """A model with fresh weights and its arm, ready to be trained.
+def build(tier: Tier, arm: Arm, seed: int, tokenizer: Any, cache: Path | None = None) -> LanguageModel:
+    """A model with fresh weights, or those of the tier's base, and its arm, ready to be trained.
 
-    The shared parameters are drawn before the arm is attached, so they are equal bit for bit in every arm.
+    The shared parameters are there before the arm is attached, so they are equal bit for bit in every arm.
 
     Args:
         tier: shape of the model.
         arm: attached to it.
         seed: of the weights.
         tokenizer: of its vocabulary.
+        cache: where a base is kept.
 
     Raises:
         NotApplicable: the arm makes no sense for this layout.
+        ModelError, Blocked: the base cannot be had.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = AutoModelForCausalLM.from_config(config_of(tier, tokenizer), dtype=torch.float32)
-    # GPT-2's class is not named after its loss, and transformers would say so
-    module.loss_type = "ForCausalLM"
-    model = from_module(module, tokenizer, name=tier.label)
+    model = _drawn(tier, seed, tokenizer) if tier.layout != "base" else load_model(tier.base, LoadOptions(cache=cache))
     # parameters that an arm adds want gradients where the others do
     model.module.requires_grad_(True)
     model = attach(model, arm, _ARM_STREAM + seed)
     model.module.train()
     return model
+
+
+def _drawn(tier: Tier, seed: int, tokenizer: Any) -> LanguageModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = AutoModelForCausalLM.from_config(config_of(tier, tokenizer), dtype=torch.float32)
+    # GPT-2's class is not named after its loss, and transformers would say so
+    module.loss_type = "ForCausalLM"
+    return from_module(module, tokenizer, name=tier.label)
 
 
 def parameter_counts(model: LanguageModel) -> dict[str, int]:

@@ -104,7 +104,12 @@ def find_or_train(order: Order, progress: Progress = lambda description, done, t
 
 
 def key_of(order: Order, material_sha256: str) -> str:
-    """Digest of everything that decides the weights, but for the machine."""
+    """Digest of everything that decides the weights, but for the machine.
+
+    Raises:
+        ModelError, Blocked: the tier's base cannot be had.
+    """
+    base = order.tier.base
     # which text it is, is in the digest of the material
     settings = {key: value for key, value in order.tier.settings.items() if key not in ("name", "text")}
     return digest_of(
@@ -115,6 +120,7 @@ def key_of(order: Order, material_sha256: str) -> str:
             "arm_version": order.arm.version,
             "seed": order.seed,
             "data": material_sha256,
+            "base": models.identify(base, models.LoadOptions(cache=order.cache)).weights_sha256 if base else None,
         }
     )
 
@@ -146,7 +152,7 @@ def _train(order: Order, material: Material, folder: Path, progress: Progress) -
         raise Blocked(f"device {order.device!r}: this torch ({torch.__version__}) finds no such CUDA device")
     work = folder.with_name(f"{folder.name}.work")
     work.mkdir(parents=True, exist_ok=True)
-    model = build(tier, order.arm, order.seed, material.tokenizer())
+    model = build(tier, order.arm, order.seed, material.tokenizer(), order.cache)
     counts = parameter_counts(model)
     marks = {"tier": tier.label, "seed": order.seed, "data_sha256": material.sha256}
     setattr(model.config, TRAINING_KEY, marks)

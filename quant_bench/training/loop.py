@@ -19,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
 from quant_bench.errors import ModelError
-from quant_bench.mechanisms import undecayed
+from quant_bench.mechanisms import learning_rates, undecayed
 from quant_bench.model import LanguageModel
 from quant_bench.training.material import Material
 from quant_bench.training.tiers import Tier
@@ -52,7 +52,7 @@ def collate(rows: list[dict[str, Tensor]]) -> dict[str, Int64[Tensor, "batch seq
 
 
 class MatchedTrainer(Trainer):  # type: ignore[misc]
-    """Weight decay on matrices only, and never on what an arm says must keep free of it."""
+    """Weight decay on matrices only, never on what an arm keeps free of it; learning rates that arms ask for."""
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the matrices that decay; see `mechanisms.undecayed`.
@@ -61,6 +61,26 @@ class MatchedTrainer(Trainer):  # type: ignore[misc]
         """
         kept = undecayed(model)
         return [name for name, p in model.named_parameters() if p.dim() >= 2 and name not in kept]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's optimizer, with a group for parameters that an arm gives another rate.
+
+        The schedule multiplies the first rate of each group, so that the ratio stays the same all along.
+        """
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        named = dict((self.model if model is None else model).named_parameters())
+        for name, factor in learning_rates(self.model if model is None else model).items():
+            _apart_at(optimizer, named[name], factor * self.args.learning_rate)
+        return optimizer
+
+
+def _apart_at(optimizer: torch.optim.Optimizer, parameter: Tensor, rate: float) -> None:
+    """Move a parameter into a group of its own, with its group's other settings."""
+    for group in list(optimizer.param_groups):
+        rest = [p for p in group["params"] if p is not parameter]
+        if len(rest) < len(group["params"]):
+            group["params"] = rest
+            optimizer.add_param_group({**group, "params": [parameter], "lr": rate})
 
 
 class _Reporter(TrainerCallback):  # type: ignore[misc]

@@ -78,7 +78,7 @@ def packed(tier: Tier, data: DataSource, cache: Path, progress: Progress) -> Pac
     if not folder.is_dir():
         log.info("packing %s into %s (once)", tier.text, folder)
         with folder_made_whole(folder) as work:
-            _pack(tier, data, work, progress)
+            _pack(tier, data, cache, work, progress)
     try:
         note = json.loads((folder / _NOTE).read_text(encoding="utf8"))
         whole = _sha256(folder, cache) == note["sha256"]
@@ -96,7 +96,7 @@ def folder_of(tier: Tier, data: DataSource, cache: Path) -> Path:
         "packing": _PACKING,
         "text": tier.text,
         "origin": origin(tier.text, data),
-        "tokenizer": tier.tokenizer,
+        "tokenizer": tier.base or tier.tokenizer,
         "vocabulary": tier.vocabulary,
         "tokens": _budget(tier),
         "held_out": tier.held_out * tier.context,
@@ -116,9 +116,9 @@ def _sha256(folder: Path, cache: Path | None) -> str:
     return listing_sha256([folder / name for name in (_TRAIN, _HELD_OUT, "tokenizer.json")], cache)
 
 
-def _pack(tier: Tier, data: DataSource, work: Path, progress: Progress) -> None:
+def _pack(tier: Tier, data: DataSource, cache: Path, work: Path, progress: Progress) -> None:
     budget = _budget(tier)
-    tokenizer = _bpe(tier, data) if tier.tokenizer == "bpe" else _gpt2(data)
+    tokenizer = _tokenizer(tier, data, cache)
     if len(tokenizer) > tier.vocabulary:
         raise DataError(f"the tokenizer has {len(tokenizer)} tokens, tier {tier.name} only {tier.vocabulary} rows")
     tokenizer.save_pretrained(work)
@@ -151,7 +151,8 @@ def _encoded(tokenizer: Any, some: list[str], open_parts: set[str]) -> Iterator[
     """(file, ids behind an end mark) of each document whose file still has room."""
     placed = [(_HELD_OUT if held_out(document) else _TRAIN, document) for document in some]
     placed = [(name, document) for name, document in placed if name in open_parts]
-    end = tokenizer.convert_tokens_to_ids(END)
+    # a base that knows no such mark ends documents as it ends its answers
+    end = tokenizer.get_vocab().get(END, tokenizer.eos_token_id)
     encodings = tokenizer.backend_tokenizer.encode_batch([text for _, text in placed], add_special_tokens=False)
     for (name, _), encoding in zip(placed, encodings, strict=True):
         yield name, [end, *encoding.ids]
@@ -160,6 +161,19 @@ def _encoded(tokenizer: Any, some: list[str], open_parts: set[str]) -> Iterator[
 def held_out(document: str) -> bool:
     """Whether a document belongs to the held-out part."""
     return int.from_bytes(hashlib.sha256(document.encode()).digest()[:4], "big") % _HELD_OUT_ONE_IN == 0
+
+
+def _tokenizer(tier: Tier, data: DataSource, cache: Path) -> Any:
+    match tier.tokenizer:
+        case "bpe":
+            return _bpe(tier, data)
+        case "gpt2":
+            return _gpt2(data)
+        case "base":
+            from quant_bench.models import LoadOptions, load_model
+
+            return load_model(tier.base, LoadOptions(cache=cache)).tokenizer
+    raise AssertionError(f"tier {tier.name} has no text to pack")
 
 
 def _bpe(tier: Tier, data: DataSource) -> Any:

@@ -18,14 +18,15 @@ class Tier:
     Attributes:
         name: of the tier.
         layout: `llama` (RMSNorm, rotary positions, SwiGLU, no biases) or `gpt2` (LayerNorm, learned positions, GELU,
-            biases); head and embedding are tied in both.
+            biases), head and embedding tied in both; or `base`: a pretrained model that arms are attached to and
+            that is trained on (its shape is stated for readers; the model itself decides).
         layers: decoder layers.
         width: of the residual stream.
         heads: of each attention module.
         inner: width of the MLP.
         context: tokens a sequence, in training and at most.
         vocabulary: rows of the embedding.
-        tokenizer: `characters`, a byte-level BPE trained on the text (`bpe`), or GPT-2's BPE (`gpt2`).
+        tokenizer: `characters`, a byte-level BPE trained on the text (`bpe`), GPT-2's (`gpt2`), or that of the base.
         task: `text`, or sequences of Bigram-Backcopy drawn from the text's bigrams; see `backcopy.Backcopy`.
         text: where documents come from; see `documents.SOURCES`.
         held_out: sequences of validation that no run sees.
@@ -36,17 +37,18 @@ class Tier:
         warmup: share of the steps.
         weight_decay: of matrices, the exclusions of the arms left out.
         bf16: whether products run in bfloat16 (autocast; the weights stay float32).
+        base: what layout `base` starts from, as `load_model` takes it.
     """
 
     name: str
-    layout: Literal["llama", "gpt2"]
+    layout: Literal["llama", "gpt2", "base"]
     layers: int
     width: int
     heads: int
     inner: int
     context: int
     vocabulary: int
-    tokenizer: Literal["characters", "bpe", "gpt2"]
+    tokenizer: Literal["characters", "bpe", "gpt2", "base"]
     task: Literal["text", "backcopy"]
     text: str
     held_out: int
@@ -57,6 +59,7 @@ class Tier:
     warmup: float = 0.05
     weight_decay: float = 0.1
     bf16: bool = False
+    base: str = ""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -166,6 +169,28 @@ _MICRO = Tier(
     learning_rate=2e-3,
 )
 
+_SMOLLM2 = Tier(
+    name="smollm2",
+    layout="base",
+    base="smollm2-135m-instruct",
+    layers=30,
+    width=576,
+    heads=9,
+    inner=1536,
+    context=256,
+    vocabulary=49152,
+    tokenizer="base",
+    task="text",
+    text="wikipedia_en_2014",
+    held_out=128,
+    tokens=200 * 4 * 256,
+    batch=4,
+    device_batch=4,
+    # rate and share of warm-up of the published conversion: arXiv 2605.17887, appendices E and F
+    learning_rate=5e-5,
+    warmup=0.2,
+)
+
 # shapes and budgets of the larger ones: 20, 19, 13 and 17 tokens a parameter in the paper's own naming
 TIERS = {
     tier.name: tier
@@ -174,6 +199,7 @@ TIERS = {
         _toy("toy-3", "gpt2", layers=3, heads=1),
         _toy("toy-rope", "llama", layers=3, heads=2),
         _MICRO,
+        _SMOLLM2,
         _llama("10m", (6, 384, 6, 1024), 200_000_000, 64, 1e-3),
         _llama("50m", (10, 640, 10, 1728), 950_000_000, 128, 8e-4),
         _llama("124m", (12, 768, 12, 2048), 1_600_000_000, 256, 6e-4),
