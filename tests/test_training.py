@@ -335,7 +335,8 @@ def test_parameters_are_counted_without_embeddings(material: Material) -> None:
     assert counts["parameters_without_embeddings"] == _without_embeddings(micro)
     # a tied head is no further parameter
     assert counts["parameters"] == _without_embeddings(micro) + 64 * micro.width
-    sizes = {name: round(_without_embeddings(tier) / 1e6, 1) for name, tier in TIERS.items() if tier.task == "text"}
+    text = {name: tier for name, tier in TIERS.items() if tier.task == "text" and not tier.base}
+    sizes = {name: round(_without_embeddings(tier) / 1e6, 1) for name, tier in text.items()}
     assert sizes == {"micro": 1.0, "10m": 10.6, "50m": 49.6, "124m": 85.0, "350m": 303.6}
 
 
