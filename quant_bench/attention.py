@@ -4,6 +4,8 @@ Every model is loaded with `attn_implementation=ATTENTION`, transformers' own ex
 is decided per module, so arms and quantizers change attention without touching a model file:
 
 - `module.attention_core`: the mechanism (default `sdpa`); an arm or scope `full` sets another one.
+- `module.query_key_transform`: what happens to queries and keys first of all; scores must stay as they are (a rotation
+  of both).
 - `module.key_value_transform`: what happens to new keys and values before they are attended to and cached (KV-cache
   quantization sets it).
 - `module.output_factor`: factors on the heads' outputs, computed from the layer's input by an arm's output gate; used
@@ -157,6 +159,9 @@ def _attention(
         # rotary embeddings leave queries and keys wider than values; autocast narrows them for its own kernels alone
         narrow = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
+    rotation: Callable[[Query, Key], tuple[Query, Key]] | None = getattr(module, "query_key_transform", None)
+    if rotation is not None:
+        query, key = rotation(query, key)
     transform: Callable[[Key, Key], tuple[Key, Key]] | None = getattr(module, "key_value_transform", None)
     if transform is not None:
         key, value = transform(key, value)

@@ -12,10 +12,13 @@ from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms import undecayed
 from quant_bench.model import LanguageModel
 from quant_bench.models import attach
+from quant_bench.numerics.hadamard import transform
 from quant_bench.numerics.spread import weight_incoherence
+from quant_bench.quantization.linears import weight_of
 from quant_bench.quantization.rotation import Rotation, rotate
+from quant_bench.quantization.sequential import GptqRule, gptq_encode
 from quant_bench.quantizer import Calibration
-from quant_bench.testing import check_quantizer, tiny_ids, tiny_model
+from quant_bench.testing import check_quantizer, tiny_calibration, tiny_ids, tiny_model
 from quant_bench.tiny import CONFIGS
 
 FAMILIES = tuple(CONFIGS)
@@ -56,16 +59,16 @@ def assert_unchanged(model: LanguageModel, rotation: Rotation) -> tuple[Language
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("part", ["residual", "heads", "down", "all"])
+@pytest.mark.parametrize("part", ["residual", "heads", "down", "keys", "all"])
 def test_each_rotation_leaves_the_float_logits_of_every_layout(family: str, part: str) -> None:
-    chosen = {name: part in (name, "all") for name in ("residual", "heads", "down")}
+    chosen = {name: part in (name, "all") for name in ("residual", "heads", "down", "keys")}
     assert_unchanged(wide(family), Rotation(**chosen))
 
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_rotation_leaves_the_float_logits_of_every_arm(family: str, arm: str) -> None:
-    assert_unchanged(wide(family, arm), Rotation())
+    assert_unchanged(wide(family, arm), Rotation(keys=True))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt_neox", "opt"])
@@ -188,7 +191,13 @@ def test_weights_become_incoherent() -> None:
     assert worst(rotate(model, Rotation())[0]) < 0.5 * worst(folded)
 
 
-@pytest.mark.parametrize("text", ["quarot:w4a4", "quarot:w4a4g16-kv4", "quarot:w4a16", "quarot(residual=False)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("quarot:w4a4", "quarot:w4a4g16-kv4", "quarot:w4a16", "quarot(residual=False)"),
+        "quarot:w4a4-kv4(weights=gptq,calibration_batches=1)",
+    ],
+)
 def test_quarot_keeps_the_contract(text: str) -> None:
     check_quantizer(registry.build("quantizers", text), families=("llama", "gpt2"))
 
@@ -210,3 +219,65 @@ def test_executions_are_equal_on_arms(arm: str) -> None:
         for end in ("", "-integer")
     ]
     assert torch.equal(*found)
+
+
+def test_rotation_helps_a_four_bit_cache_where_keys_have_an_outlier_channel() -> None:
+    def with_large_key_channel() -> LanguageModel:
+        model = tiny_model("opt")
+        with torch.no_grad():
+            for path in model.layout.attentions:
+                module = model.module.get_submodule(path)
+                module.k_proj.weight[5] *= 20.0
+                module.q_proj.weight[5] /= 20.0
+                module.q_proj.bias[5] /= 20.0
+        return model
+
+    reference = logits(with_large_key_channel())
+    errors = []
+    for keys in (False, True):
+        settings = f"quarot:w16a16-kv4(residual=False,heads=False,down=False,keys={keys})"
+        model = registry.build("quantizers", settings).quantize(with_large_key_channel(), Calibration())
+        errors.append(float((logits(model) - reference).norm()))
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_gptq_after_rotation_reads_transformed_inputs() -> None:
+    quantizer = registry.build("quantizers", "quarot:w4a4(weights=gptq,calibration_batches=1)")
+    calibration = tiny_calibration(quantizer)
+    quantized = quantizer.quantize(tiny_model("llama"), calibration)
+    rotated, _ = rotate(tiny_model("llama"), Rotation())
+    seen: list[Tensor] = []
+    down = rotated.module.get_submodule("model.layers.0.mlp.down_proj")
+    # the inputs of a whole layer are looked at once, with its weights in float
+    down.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(0, 1)))
+    with torch.no_grad():
+        for ids in calibration.batches:
+            rotated.body(input_ids=ids, use_cache=False)
+    x = transform(torch.cat(seen))
+    expected = gptq_encode(weight_of(down.projection), x.T @ x / len(x), quantizer, GptqRule())
+    found = quantized.module.get_submodule("model.layers.0.mlp.down_proj.projection").weight
+    assert float((found.unpacked() == expected.unpacked()).float().mean()) > 0.99
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gptq_on_the_rotated_model_is_nearer_to_float_than_rounding_to_nearest(family: str) -> None:
+    quantizer = registry.build("quantizers", "quarot:w4a16(weights=gptq)")
+    calibration = tiny_calibration(quantizer)
+
+    def outputs(model: LanguageModel) -> Tensor:
+        with torch.no_grad():
+            return model.module(input_ids=torch.cat(list(calibration.batches)), use_cache=False).logits
+
+    reference = outputs(tiny_model(family))
+    errors = []
+    for weights in ("rtn", "gptq"):
+        changed = dataclasses.replace(quantizer, weights=weights)
+        errors.append(float((outputs(changed.quantize(tiny_model(family), calibration)) - reference).norm()))
+    assert errors[1] < 0.95 * errors[0]
+
+
+@pytest.mark.parametrize("arm", ["combo2", "output_gate"])
+def test_gptq_on_the_rotated_model_takes_arms(arm: str) -> None:
+    quantizer = registry.build("quantizers", "quarot:w4a4(weights=gptq,calibration_batches=1)")
+    model = quantizer.quantize(attach(tiny_model("llama"), arm), tiny_calibration(quantizer))
+    assert model.coverage.mac_share > 0.8

@@ -33,6 +33,15 @@ class RotatedInput(nn.Module):
         return f"size={self.size}"
 
 
+class RotatedScores(nn.Module):
+    """Queries and keys times the Hadamard matrix of a head's size: scores stay, outlier channels of keys are spread."""
+
+    def forward(
+        self, query: Float[Tensor, "batch head query dim"], key: Float[Tensor, "batch kv_head key dim"]
+    ) -> tuple[Float[Tensor, "batch head query dim"], Float[Tensor, "batch kv_head key dim"]]:
+        return transform(query), transform(key)
+
+
 class RootMeanSquareNorm(nn.Module):
     """x / sqrt(mean(x²) + eps): a LayerNorm of centred features whose gain and bias were folded away."""
 

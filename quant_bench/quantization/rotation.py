@@ -13,7 +13,7 @@ from quant_bench.mechanisms.install import attentions, shape_of
 from quant_bench.model import LanguageModel, LinearSite
 from quant_bench.numerics.hadamard import factors, hadamard_matrix, is_known, transform
 from quant_bench.quantization.linears import bias_of, weight_of
-from quant_bench.quantization.online import RootMeanSquareNorm, RotatedInput, RotatedNorm, UnrotatedGate
+from quant_bench.quantization.online import RootMeanSquareNorm, RotatedInput, RotatedNorm, RotatedScores, UnrotatedGate
 
 Matrix = Float[Tensor, "row col"]
 # who reads what a norm gives
@@ -28,12 +28,14 @@ class Rotation:
         residual: norms' gains are folded and the residual stream is rotated.
         heads: reads of each head are rotated, and an online transform before the output projection mixes the heads.
         down: an online transform before the down projection.
+        keys: an online transform of queries and keys, after position encoding.
         seed: of the signs of the residual rotation.
     """
 
     residual: bool = True
     heads: bool = True
     down: bool = True
+    keys: bool = False
     seed: int = 0
 
 
@@ -73,6 +75,10 @@ def rotate(model: LanguageModel, rotation: Rotation) -> tuple[LanguageModel, tup
             if site.role == "down":
                 _online(model, site, weight_of(_module(model, site.path)).shape[1])
         notes.append("an online Hadamard transform before each down projection (float, not counted in mac_share)")
+    if rotation.keys:
+        for module in attentions(model):
+            module.query_key_transform = RotatedScores()
+        notes.append("an online Hadamard transform of queries and keys: keys are rounded and cached rotated")
     return model, tuple(notes)
 
 

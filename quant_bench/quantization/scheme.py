@@ -139,7 +139,7 @@ def forget_ranges() -> None:
 
 def _fingerprint(model: LanguageModel) -> str | None:
     """Digest of what a float model computes: weights, configuration, modules. None where an arm hooked something in."""
-    marks = ("attention_core", "key_value_transform")
+    marks = ("attention_core", "query_key_transform", "key_value_transform")
     for module in model.module.modules():
         if module._forward_hooks or module._forward_pre_hooks or any(hasattr(module, mark) for mark in marks):
             return None
