@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int8, UInt8
+from jaxtyping import Float, Int8, Int32, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -42,7 +42,8 @@ class WeightCodes(nn.Module):
         codes: int8 (row, col), or up to 4 bits uint8 (row, half): see `pack_nibbles`. Codes of an asymmetric grid are
             stored minus 2^(bits-1).
         scale: float32 (row, group); group is 1 unless `group_size` is set.
-        zero_point: int32 (row, group) in the coordinates of the stored codes, or None for a symmetric grid.
+        zero_point: (row, group) in the coordinates of the stored codes: int32, or float32 where zero points are real
+            numbers (see `split_zero`); None for a symmetric grid.
         bits: 2 to 8.
         group_size: columns a scale, the last group may be shorter; None: one scale a row.
         columns: number of columns before packing.
@@ -75,7 +76,10 @@ class WeightCodes(nn.Module):
         self.granularity: WeightGranularity = granularity or ("channel" if group_size is None else "group")
         self.register_buffer("codes", pack_nibbles(codes) if bits <= 4 else codes.contiguous())
         self.register_buffer("scale", scale.float().contiguous())
-        self.register_buffer("zero_point", None if zero_point is None else zero_point.to(torch.int32).contiguous())
+        if zero_point is not None:
+            kind = torch.float32 if zero_point.is_floating_point() else torch.int32
+            zero_point = zero_point.to(kind).contiguous()
+        self.register_buffer("zero_point", zero_point)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightCodes":
         """Follow `fn` to its device, never to its dtype: a rounded scale would be another quantization."""
@@ -96,10 +100,23 @@ class WeightCodes(nn.Module):
         """Codes, one a byte."""
         return unpack_nibbles(self.codes, self.columns) if self.bits <= 4 else self.codes
 
+    def split_zero(self) -> tuple[Int32[Tensor, "row group"] | None, Float[Tensor, "row group"] | None]:
+        """Zero points as whole number and remainder, zero = whole + rest; None where there is none.
+
+        The whole number is a code of the grid, so that integer sums stay within what their bits allow.
+        """
+        zero = self.zero_point
+        if zero is None or not zero.is_floating_point():
+            return zero, None
+        half = 1 << (self.bits - 1)
+        whole = zero.round().clamp_(-half, half - 1)
+        return whole.to(torch.int32), zero - whole
+
     def centred(self) -> Float[Tensor, "row col"]:
-        """Code - zero_point as integer-valued float32: what simulated execution multiplies with."""
+        """Code - whole zero point as integer-valued float32: what simulated execution multiplies with."""
         centred = self.unpacked().float()
-        return centred if self.zero_point is None else centred.sub_(self.by_column(self.zero_point))
+        whole, _ = self.split_zero()
+        return centred if whole is None else centred.sub_(self.by_column(whole))
 
     def by_column(self, per_group: Tensor) -> Tensor:
         """Repeat a (row, group) tensor so that it broadcasts over the columns."""
@@ -109,7 +126,11 @@ class WeightCodes(nn.Module):
 
     def dequantize(self) -> Float[Tensor, "row col"]:
         """The weights that the codes stand for, float32."""
-        return self.centred().mul_(self.by_column(self.scale))
+        values = self.centred()
+        _, rest = self.split_zero()
+        if rest is not None:
+            values.sub_(self.by_column(rest))
+        return values.mul_(self.by_column(self.scale))
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.columns}, bits={self.bits}, granularity={self.granularity}"

@@ -47,8 +47,9 @@ class Prepared:
         packed: whether the codes are nibbles.
         group: columns of an accumulator.
         groups: number of groups.
-        arrays: scale, zero and Σ (w - z_w) as (group, row filled up to panels), and the bias.
-        has_bias: whether there is one.
+        arrays: scale, whole zero and Σ (w - z_w) as (group, row filled up to panels), and the bias.
+        rest: (group, row) what real zero points add to whole ones, or None.
+        has_bias: whether there is a bias.
         asymmetric: whether weights or activations have a zero point.
         rows: output channels.
     """
@@ -59,6 +60,7 @@ class Prepared:
     group: int
     groups: int
     arrays: tuple[Any, Any, Any, Any]
+    rest: Any
     has_bias: bool
     asymmetric: bool
     rows: int
@@ -85,6 +87,7 @@ def prepare(weight: WeightCodes, rule: ActivationRule, bias: Tensor | None) -> P
     if not rule.symmetric:
         centred = weight.centred()
         sums = torch.stack([centred[:, part].sum(1, dtype=torch.float64) for part in pieces], 1)
+    zero, rest = weight.split_zero()
     filled = torch.zeros(padded if bias is not None else 0)
     if bias is not None:
         filled[:rows] = bias
@@ -96,12 +99,13 @@ def prepare(weight: WeightCodes, rule: ActivationRule, bias: Tensor | None) -> P
         len(pieces),
         (
             by_group(weight.scale, torch.float32),
-            by_group(weight.zero_point, torch.int32),
+            by_group(zero, torch.int32),
             by_group(sums, torch.int32),
             filled.numpy(),
         ),
+        None if rest is None else by_group(rest, torch.float32)[:, :rows],
         bias is not None,
-        weight.zero_point is not None or not rule.symmetric,
+        zero is not None or not rule.symmetric,
         rows,
     )
 
@@ -221,6 +225,12 @@ def _tile(codes: Tensor, rows: Rows, layer: Prepared, rule: ActivationRule, oper
         scale, zero, sums = (array[index, : layer.rows] for array in layer.arrays[:3])
         if operand.dtype == torch.int8 and layer.asymmetric:
             shared(fused.correct, count, work, acc, (rows.zero[own], rows.sums[index]), (zero, sums))
+        if layer.rest is not None:
+            # float32 codes are written less their zero points already
+            width = columns.stop - columns.start if operand.dtype == torch.int8 else 0
+            totals = rows.sums[index] - rows.zero[own] * np.int32(width)
+            whole, acc = acc, np.empty(acc.shape, np.float32)
+            shared(fused.less_rest, count, work, whole, totals, layer.rest[index], acc)
         if layer.groups == 1:
             shared(fused.scale_once, count, work, acc, (scale, rows.scale[0]), bias, target)
             return

@@ -212,10 +212,19 @@ def correct(start, stop, acc, activation, weight):
 
 
 @compiled
+def less_rest(start, stop, acc, sums, rest, out):
+    """Out = acc - Σ (a - z_a) · rest of z_w, in float32: what real zero points add to their whole numbers."""
+    for token in range(start, stop):
+        total = np.float32(sums[token])
+        for row in range(acc.shape[1]):
+            out[token, row] = np.float32(acc[token, row]) - total * rest[row]
+
+
+@compiled
 def accumulate(start, stop, acc, scales, first, out):
     """Out (+)= (acc · weight scale) · activation scale; scales = (of each row, of each token, whether the last counts).
 
-    `acc` is int32 or integer-valued float32 and may be `out` itself.
+    `acc` is int32 or float32 and may be `out` itself.
     """
     weight_scale, activation_scale, by_group = scales
     for token in range(start, stop):

@@ -112,7 +112,9 @@ class QuantLinear(nn.Module):
         """Such as `W8 per channel x A8 per token, int32 accumulators by torch._int_mm`."""
         weight = self.weight
         fineness = f"group of {weight.group_size}" if weight.granularity == "group" else weight.granularity
-        text = f"W{weight.bits} per {fineness}{'' if weight.zero_point is None else ' asymmetric'}"
+        zero = weight.zero_point
+        kind = "" if zero is None else " with real zero points" if zero.is_floating_point() else " asymmetric"
+        text = f"W{weight.bits} per {fineness}{kind}"
         if self._rule is None:
             return f"{text}; float product: activations are not quantized"
         how = {
@@ -161,7 +163,8 @@ class QuantLinear(nn.Module):
             operand = FloatOperand(self.weight, layer.group)
             return lambda x: cpu.tiled_linear(x, layer, rule, operand)
         kernel = choose_kernel("cpu")
-        if kernel.name == VNNI:
+        # the epilogue of its tiles knows integer zero points only
+        if kernel.name == VNNI and layer.rest is None:
             return cpu.VnniLinear(layer, rule)
         weight = self.weight
         return lambda x: cpu.tiled_linear(x, layer, rule, IntegerOperand(weight, layer.group, kernel.product))

@@ -33,15 +33,19 @@ def _accumulate(
     product: Callable[..., Tensor],
     kind: torch.dtype,
 ) -> Tensor:
-    """Σ (a - z_a)(w - z_w) = Σ a w - z_w Σ a - z_a Σ (w - z_w), in integers, stacked over the groups."""
+    """Σ (a - z_a)(w - z_w) = Σ a w - z_w Σ a - z_a Σ (w - z_w), in integers, stacked over the groups.
+
+    Of a real zero point z_w is the whole number; `less_rest` takes the remainder off.
+    """
     codes = weight.unpacked()
+    zero, _ = weight.split_zero()
     sums = []
     for index, part in enumerate(parts(weight.columns, group)):
         a, w = activation.codes[:, part], codes[:, part]
         total = product(a.contiguous(), w.contiguous())
         centre = torch.zeros(weight.rows, dtype=kind, device=w.device)
-        if weight.zero_point is not None:
-            centre = column(weight.zero_point, index).to(kind)
+        if zero is not None:
+            centre = column(zero, index).to(kind)
             total = total - centre * a.sum(1, keepdim=True, dtype=kind)
         if activation.zero_point is not None:
             centred_sum = w.sum(1, dtype=kind) - centre * w.shape[1]
@@ -88,13 +92,48 @@ def epilogue(
     return total if bias is None else total + bias
 
 
+def less_rest(
+    sums: list[Float[Tensor, "token row"]],
+    weight: WeightCodes,
+    group: int | None,
+    row_sums: Callable[[int, slice], Tensor],
+) -> list[Float[Tensor, "token row"]]:
+    """Accumulators minus what real zero points add to their whole numbers: acc_g - (Σ_g (a - z_a)) · rest_g.
+
+    Σ (a - z_a)(w - whole - rest) = Σ (a - z_a)(w - whole) - rest · Σ (a - z_a): the sums are integers in every
+    execution, rounded once to float32, and so one order of two float operations gives one result.
+
+    Args:
+        sums: accumulators with whole zero points, one tensor a group.
+        weight: whose zero points may be real numbers; else the sums come back as they are.
+        group: columns of an accumulator.
+        row_sums: index and columns of a group -> Σ (a - z_a) of each token, float32.
+    """
+    _, rest = weight.split_zero()
+    if rest is None:
+        return sums
+    pieces = enumerate(parts(weight.columns, group))
+    return [
+        acc - row_sums(index, part)[:, None] * column(rest, index)
+        for acc, (index, part) in zip(sums, pieces, strict=True)
+    ]
+
+
 def integer_linear(
     x: Float[Tensor, "token col"], weight: WeightCodes, rule: ActivationRule, bias: Float[Tensor, " row"] | None
 ) -> Float[Tensor, "token row"]:
     """Encode, multiply in integers, scale."""
     codes = encode(x, rule)
-    sums = accumulators(codes, weight, weight.group_size or rule.group)
-    return epilogue([part.float() for part in sums], weight.scale, codes.scale, bias)
+    group = weight.group_size or rule.group
+    sums = [part.float() for part in accumulators(codes, weight, group)]
+
+    def row_sums(index: int, part: slice) -> Tensor:
+        total = codes.codes[:, part].sum(1)
+        if codes.zero_point is None:
+            return total.float()
+        return (total - column(codes.zero_point, index) * (part.stop - part.start)).float()
+
+    return epilogue(less_rest(sums, weight, group, row_sums), weight.scale, codes.scale, bias)
 
 
 def simulated_linear(
@@ -108,7 +147,12 @@ def simulated_linear(
     a, scale = encode_centred(x, rule)
     group = weight.group_size or rule.group
     sums = [exact_sums(a[:, part], centred[:, part]) for part in parts(weight.columns, group)]
-    return epilogue(sums, weight.scale, scale, bias)
+
+    def row_sums(index: int, part: slice) -> Tensor:
+        # float64 adds integers exactly in any order, as the other execution does
+        return a[:, part].sum(1, dtype=torch.float64).float()
+
+    return epilogue(less_rest(sums, weight, group, row_sums), weight.scale, scale, bias)
 
 
 def exact_sums(a: Float[Tensor, "token col"], w: Float[Tensor, "row col"]) -> Float[Tensor, "token row"]:
