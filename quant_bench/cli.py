@@ -3,6 +3,7 @@
 import click
 
 from quant_bench import __version__
+from quant_bench.commands.check import check
 from quant_bench.commands.common import Commands, example
 from quant_bench.commands.compare import compare
 from quant_bench.commands.data import data
@@ -24,6 +25,7 @@ def main() -> None:
 
 
 for _command in (
+    check,
     compare,
     data,
     demo,

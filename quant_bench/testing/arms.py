@@ -4,7 +4,8 @@ import copy
 import dataclasses
 import inspect
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms import undecayed
 from quant_bench.model import LanguageModel
 from quant_bench.packing import Memory, Segment, packed_hidden
+from quant_bench.testing import promises
 from quant_bench.testing.layers import watched_layers
+from quant_bench.testing.promises import Finding, Named, Promise
 from quant_bench.testing.tokens import tiny_calibration, tiny_ids
 from quant_bench.tiny import CONFIGS, tiny_model
 
@@ -27,41 +30,42 @@ _EXACT = 1e-9
 _NARROW = {torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
-def check_arm(arm: Arm, families: Iterable[str] = tuple(CONFIGS)) -> None:
-    """Hold an arm to its contract on tiny random models of every layout; takes seconds.
-
-    - in float64 every layer gives what `reference` says, with the arm's parameters moved away from their start;
-    - so do its gradients, and parameters of the arm get some;
-    - logits of ±100, fully masked rows, bfloat16 and float16: finite, and near the reference;
-    - left padding, decoding with a cache and packed rows give the hidden states of a plain forward pass;
-    - it is saved and loaded with equal logits, survives a deep copy, and is attached once only;
-    - under W8A8 simulated and integer execution are equal, and coverage accounts for every product;
-    - the settings survive being written as text; the docstring has a `Source:`.
+def check_arm(arm: Arm, families: Iterable[str] = tuple(CONFIGS)) -> dict[str, str]:
+    """Hold an arm to `PROMISES` on tiny random models of every layout, its parameters moved away from their start.
 
     Args:
         arm: an instance with any settings.
-        families: layouts to check; one to which the arm does not apply is left out.
+        families: layouts to check.
+
+    Returns:
+        Layouts that the arm refuses by NotApplicable, each with its reason.
 
     Raises:
-        AssertionError: what is broken, with the layout.
-        NotApplicable: the arm applies to none of them.
+        AssertionError: what is broken, with the layout. An error of the arm itself passes through.
+        NotApplicable: it refuses all of them.
     """
-    _check_identity(arm)
-    refused: list[NotApplicable] = []
-    families = tuple(families)
-    for family in families:
-        try:
-            model = _moved(arm, family)
-        except NotApplicable as error:
-            refused.append(error)
-            continue
-        _check_reference(arm, model, family)
-        _check_extremes(arm, model, family)
-        _check_paths(model, family)
-        _check_storage(arm, model, family)
-        _check_quantized(lambda family=family: _moved(arm, family), family)  # type: ignore[misc]
-    if len(refused) == len(families):
-        raise refused[0]
+    promises.require(promises.findings(promises.IDENTITY, [Named("arms", arm)]))
+    return promises.require(findings(arm, families))
+
+
+def findings(arm: Arm, families: Iterable[str] = tuple(CONFIGS)) -> Iterator[Finding]:
+    """What a look at every promise finds, layout by layout."""
+    return promises.findings(PROMISES, (Case(arm, family) for family in families))
+
+
+class Case:
+    """An arm on the tiny model of one layout."""
+
+    def __init__(self, arm: Arm, family: str) -> None:
+        self.arm, self.family = arm, family
+
+    def __str__(self) -> str:
+        return self.family
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The model with the arm."""
+        return _moved(self.arm, self.family)
 
 
 def _moved(arm: Arm, family: str) -> LanguageModel:
@@ -75,21 +79,19 @@ def _moved(arm: Arm, family: str) -> LanguageModel:
     return model
 
 
-def _check_identity(arm: Arm) -> None:
-    for part in getattr(arm, "parts", (arm,)):
-        assert "Source:" in (type(part).__doc__ or ""), f"{type(part).__name__}: the docstring has no `Source:`"
-    text = registry.canonical("arms", arm)
-    assert registry.build("arms", text) == arm, f"{text!r} does not give the same settings back"
-
-
 def _error(got: Tensor, wanted: Tensor) -> float:
     got, wanted = got.detach(), wanted.detach()
     return float((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-9))
 
 
-def _check_reference(arm: Arm, model: LanguageModel, family: str) -> None:
+def _attaches(case: Case) -> None:
+    assert isinstance(case.model, LanguageModel), f"{case}: attach returned {type(case.model).__name__}"
+
+
+def _reference(case: Case) -> None:
     """Every layer's output and gradients, in float64."""
-    model = dataclasses.replace(model, module=copy.deepcopy(model.module).double())
+    arm, family = case.arm, case.family
+    model = dataclasses.replace(case.model, module=copy.deepcopy(case.model.module).double())
     own = [p for name, p in model.module.named_parameters() if name in undecayed(model.module)]
     for parameter in own:
         parameter.requires_grad_(True)
@@ -118,8 +120,9 @@ def _check_reference(arm: Arm, model: LanguageModel, family: str) -> None:
                 assert error < 1e-6, f"{family}, layer {index}: gradient of {name} differs by {error:.2g}"
 
 
-def _check_extremes(arm: Arm, model: LanguageModel, family: str) -> None:
+def _extremes(case: Case) -> None:
     """Logits of ±100, rows that may see nothing, and narrow dtypes, for the core of the first layer."""
+    arm, model, family = case.arm, case.model, case.family
     with watched_layers(model) as layers, torch.no_grad():
         model.module(input_ids=tiny_ids(), use_cache=False)
     a = layers[0].attended(model.max_length)
@@ -131,14 +134,14 @@ def _check_extremes(arm: Arm, model: LanguageModel, family: str) -> None:
         for allowed in masks:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 narrow = copy.deepcopy(layers[0].module).to(dtype)
-                case = dataclasses.replace(
+                narrowed = dataclasses.replace(
                     a,
                     query=(a.query * scale).to(dtype),
                     key=a.key.to(dtype),
                     value=a.value.to(dtype),
                     mask=allowed,
                 )
-                leaves = [part.detach().requires_grad_(True) for part in (case.query, case.key, case.value)]
+                leaves = [part.detach().requires_grad_(True) for part in (narrowed.query, narrowed.key, narrowed.value)]
                 mixed = attention.core_of(narrow)(narrow, *leaves, mask=allowed, scaling=a.scaling)
                 gradients = torch.autograd.grad(mixed.float().square().sum(), leaves)
                 where = f"{family}, {dtype}, logits up to {largest * scale:.0f}"
@@ -146,10 +149,10 @@ def _check_extremes(arm: Arm, model: LanguageModel, family: str) -> None:
                 if allowed is mask:
                     assert not mixed[0, :, 0].any(), f"{where}: a query that may see nothing reads something"
                 if scale == 1.0:
-                    _check_near(arm, case, narrow, mixed, where)
+                    _near(arm, narrowed, narrow, mixed, where)
 
 
-def _check_near(arm: Arm, case: Attended, module: nn.Module, mixed: Tensor, where: str) -> None:
+def _near(arm: Arm, case: Attended, module: nn.Module, mixed: Tensor, where: str) -> None:
     """A narrow dtype against the reference on the same operands, in float64."""
     wide = {name: part.double() for name, part in (*module.named_parameters(), *module.named_buffers())}
     exact = dataclasses.replace(
@@ -167,8 +170,9 @@ def _hidden(model: LanguageModel, ids: Tensor, **options: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _check_paths(model: LanguageModel, family: str) -> None:
+def _paths(case: Case) -> None:
     """Every way of running a model gives the hidden states of a plain forward pass."""
+    model, family = case.model, case.family
     ids = tiny_ids()
     plain = _hidden(model, ids, use_cache=False)
     assert bool(plain.isfinite().all()), f"{family}: hidden states are not finite"
@@ -212,7 +216,8 @@ def _left_padded(model: LanguageModel, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _check_storage(arm: Arm, model: LanguageModel, family: str) -> None:
+def _storage(case: Case) -> None:
+    arm, model, family = case.arm, case.model, case.family
     ids = tiny_ids()
     logits = model.module(input_ids=ids, use_cache=False).logits
     with tempfile.TemporaryDirectory() as folder:
@@ -226,13 +231,14 @@ def _check_storage(arm: Arm, model: LanguageModel, family: str) -> None:
 
 
 @torch.no_grad()
-def _check_quantized(build: Callable[[], LanguageModel], family: str) -> None:
+def _quantized(case: Case) -> None:
     """W8A8 in both executions and in scope full, with every product accounted for."""
+    family = case.family
     logits: list[Tensor] = []
     for text in ("w8a8", "w8a8-integer", "w8a8-static(calibration_batches=1)"):
         quantizer = registry.build("quantizers", text)
         try:
-            model = quantizer.quantize(build(), tiny_calibration(quantizer))
+            model = quantizer.quantize(_moved(case.arm, family), tiny_calibration(quantizer))
         except NotApplicable:
             continue
         logits.append(model.module(input_ids=tiny_ids(), use_cache=False).logits)
@@ -243,3 +249,44 @@ def _check_quantized(build: Callable[[], LanguageModel], family: str) -> None:
                 known = path in listed or path.rpartition(".")[0] in listed
                 assert known, f"{family}: coverage under {text} says nothing of {path}"
     assert torch.equal(logits[0], logits[1]), f"{family}: simulated and integer logits differ"
+
+
+PROMISES = (
+    Promise(
+        "the arm can be attached to the layout",
+        "a LanguageModel, or NotApplicable with the reason",
+        "`attach` changes the model by what quant_bench.mechanisms offers, and returns it",
+        _attaches,
+        opening=True,
+    ),
+    Promise(
+        "every layer gives what `reference` says, and so do its gradients",
+        f"in float64 outputs within {_EXACT:g} of the largest, gradients within 1e-06, some for each parameter",
+        "is `normalize` (or `bias`, `gate`, `output`) the same formula as what `attach` installs?",
+        _reference,
+    ),
+    Promise(
+        "extreme scores and narrow dtypes stay finite and near the reference",
+        "scores of ±100 and rows that may see nothing: finite, nothing read; bfloat16 and float16 near float64",
+        "subtract the largest score before exp, and let rows without a score be 0, not NaN",
+        _extremes,
+    ),
+    Promise(
+        "a cache, left padding and packed rows give a plain forward pass's hidden states",
+        "hidden states within 1e-04 of the largest",
+        "a mechanism may know a token's scores and positions only, never its place in the batch",
+        _paths,
+    ),
+    Promise(
+        "a saved model is loaded with equal logits",
+        "equal logits after saving and loading and of a deep copy; attached once only",
+        "keep parameters in modules of the layer, named as they are after `attach`",
+        _storage,
+    ),
+    Promise(
+        "simulated and integer W8A8 agree, and coverage accounts for every product",
+        "equal logits, bit for bit; every matrix and gate is listed",
+        "new products are nn.Linear in the layout; what must stay in float says why (`float_because`)",
+        _quantized,
+    ),
+)

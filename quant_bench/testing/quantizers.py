@@ -3,134 +3,51 @@
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from quant_bench import registry
 from quant_bench.errors import NotApplicable
 from quant_bench.model import LanguageModel
 from quant_bench.quantizer import Quantizer, SchemeQuantizer
-from quant_bench.testing.tokens import tiny_calibration, tiny_ids
-from quant_bench.tiny import CONFIGS, tiny_model
-
-Build = Callable[[], LanguageModel]
+from quant_bench.testing import promises
+from quant_bench.testing.promises import Finding, Moot, Named, Promise
+from quant_bench.testing.quantized import Case, logits_of
+from quant_bench.tiny import CONFIGS
 
 # 16 bits leave weights and activations in float; what other parts of a recipe (smoothing, rotation) add is rounding
 _FLOAT_TOLERANCE = 1e-3
 _REWRITTEN_TOLERANCE = 1e-4
 _RISING_BITS = (3, 5, 8)
+# scope full and static ranges exist only for rounded activations
+_DYNAMIC: dict[str, Any] = {"activation_static": False, "activation_range": "minmax", "percentile": 100.0}
+_FLOAT: dict[str, Any] = {"scope": "linear", "kv_bits": 16, "execution": "simulated", **_DYNAMIC}
 
 
-def check_quantizer(quantizer: Quantizer, families: Iterable[str] = tuple(CONFIGS)) -> None:
-    """Hold a quantizer to its contract on tiny random models of every layout; takes seconds.
-
-    - the output keeps its shape, is finite, the same each time, and differs from the float model's (but for `none`);
-    - a recipe with bits: 16 of them are nearly float, and the error falls as they rise;
-    - a recipe with executions: simulated and integer logits are equal, bit for bit;
-    - head and embeddings keep their values, and a tied head its shared storage; a recipe that says it rewrites the
-      float model (`keeps_embeddings = False`) must instead give equal float logits at 16 bits, to 1e-4 of the largest,
-      keep the shapes, and say in its coverage notes that it untied a tied head;
-    - every weight matrix is in the coverage report;
-    - state saved from one quantized model and loaded into another gives the first one's logits;
-    - the settings survive being written as text; the docstring has a `Source:`.
+def check_quantizer(quantizer: Quantizer, families: Iterable[str] = tuple(CONFIGS)) -> dict[str, str]:
+    """Hold a quantizer to `PROMISES` on tiny random models of every layout; takes seconds.
 
     Args:
         quantizer: an instance with any settings.
         families: layouts to check.
 
+    Returns:
+        Layouts that the quantizer refuses by NotApplicable, each with its reason.
+
     Raises:
-        AssertionError: what is broken, with the layout.
+        AssertionError: what is broken, with the layout. An error of the quantizer itself passes through.
+        NotApplicable: it refuses all of them.
+        Blocked: something that it needs is missing.
     """
-    _check_identity(quantizer)
-    for family in families:
-
-        def build(family: str = family) -> LanguageModel:
-            return tiny_model(family)
-
-        quantized = _quantize(quantizer, build())
-        _check_output(quantizer, build, quantized, family)
-        if quantizer.keeps_embeddings:
-            _check_kept(build(), quantized, family)
-        else:
-            _check_rewritten(quantizer, build, quantized, family)
-        _check_coverage(quantizer, quantized, family)
-        _check_state(quantizer, quantized, family)
-        if isinstance(quantizer, SchemeQuantizer):
-            _check_bits(quantizer, build, family)
-            _check_executions(quantizer, build, family)
+    promises.require(promises.findings(promises.IDENTITY, [Named("quantizers", quantizer)]))
+    return promises.require(findings(quantizer, families))
 
 
-def _quantize(quantizer: Quantizer, model: LanguageModel) -> LanguageModel:
-    return quantizer.quantize(model, tiny_calibration(quantizer))
-
-
-def _logits(model: LanguageModel) -> Float[Tensor, "batch seq vocab"]:
-    with torch.no_grad():
-        logits: Tensor = model.module(input_ids=tiny_ids(), use_cache=False).logits
-    return logits
-
-
-def _check_identity(quantizer: Quantizer) -> None:
-    plugin = type(quantizer)
-    assert "Source:" in (plugin.__doc__ or ""), f"{plugin.__name__}: the docstring has no `Source:`"
-    text = registry.canonical("quantizers", quantizer)
-    assert registry.build("quantizers", text) == quantizer, f"{text!r} does not give the same settings back"
-
-
-def _is_none(quantizer: Quantizer) -> bool:
-    return registry.canonical("quantizers", quantizer) == "none"
-
-
-def _check_output(quantizer: Quantizer, build: Build, quantized: LanguageModel, family: str) -> None:
-    reference, logits = _logits(build()), _logits(quantized)
-    assert logits.shape == reference.shape, f"{family}: shape {tuple(logits.shape)}, not {tuple(reference.shape)}"
-    assert bool(logits.isfinite().all()), f"{family}: logits are not finite"
-    assert torch.equal(logits, _logits(quantized)), f"{family}: a second forward pass gives other logits"
-    again = _logits(_quantize(quantizer, build()))
-    assert torch.equal(logits, again), f"{family}: quantizing the same model again gives other logits"
-    if _is_none(quantizer):
-        assert torch.equal(logits, reference), f"{family}: `none` changes the model"
-    else:
-        assert not torch.equal(logits, reference), f"{family}: nothing was quantized"
-
-
-def _check_kept(original: LanguageModel, quantized: LanguageModel, family: str) -> None:
-    """Embeddings and head bit for bit; a tied head still shares its storage."""
-    kept = (original.layout.head, *original.layout.embeddings)
-    before, after = ({path: _weight(model, path) for path in kept} for model in (original, quantized))
-    for path in kept:
-        assert torch.equal(before[path], after[path]), f"{family}: {path} was changed"
-    for path in original.layout.embeddings:
-        if before[path].data_ptr() == before[original.layout.head].data_ptr():
-            tied = after[path].data_ptr() == after[original.layout.head].data_ptr()
-            assert tied, f"{family}: the head is no longer tied to {path}"
-            assert quantized.coverage.tied == {original.layout.head: path}, f"{family}: coverage does not say `tied`"
-
-
-def _check_rewritten(quantizer: Quantizer, build: Build, quantized: LanguageModel, family: str) -> None:
-    """Other values, the same function: only a recipe that can leave every number in float can show it."""
-    original = build()
-    for path in (original.layout.head, *original.layout.embeddings):
-        assert _weight(original, path).shape == _weight(quantized, path).shape, f"{family}: {path} has another shape"
-    head, tied = _weight(original, original.layout.head), _weight(quantized, original.layout.head)
-    for path in original.layout.embeddings:
-        was = _weight(original, path).data_ptr() == head.data_ptr()
-        if was and _weight(quantized, path).data_ptr() != tied.data_ptr():
-            said = any("untied" in note for note in quantized.coverage.notes)
-            assert said, f"{family}: the head was untied and coverage does not say so"
-    assert isinstance(quantizer, SchemeQuantizer), f"{family}: embeddings changed, and no bits to show the same logits"
-    # 16 bits everywhere; scope full and static ranges exist only for rounded activations
-    exact: dict[str, Any] = {"weight_bits": 16, "activation_bits": 16, "kv_bits": 16, "execution": "simulated"}
-    exact |= {"scope": "linear", "activation_static": False, "activation_range": "minmax", "percentile": 100.0}
-    reference, logits = _logits(original), _logits(_quantize(dataclasses.replace(quantizer, **exact), build()))
-    gap = float((logits - reference).abs().max() / reference.abs().max())
-    assert gap < _REWRITTEN_TOLERANCE, (
-        f"{family}: the rewritten float model's logits differ by {gap:.2g} of the largest"
-    )
+def findings(quantizer: Quantizer, families: Iterable[str] = tuple(CONFIGS)) -> Iterator[Finding]:
+    """What a look at every promise finds, layout by layout."""
+    return promises.findings(PROMISES, (Case(quantizer, family) for family in families))
 
 
 def _weight(model: LanguageModel, path: str) -> Tensor:
@@ -138,55 +55,224 @@ def _weight(model: LanguageModel, path: str) -> Tensor:
     return weight.detach()
 
 
-def _check_coverage(quantizer: Quantizer, quantized: LanguageModel, family: str) -> None:
-    coverage = quantized.coverage
+def _quantizes(case: Case) -> None:
+    assert isinstance(case.quantized, LanguageModel), f"{case}: quantize returned {type(case.quantized).__name__}"
+
+
+def _output(case: Case) -> None:
+    shape, wanted = tuple(case.logits.shape), tuple(case.reference.shape)
+    assert shape == wanted, f"{case}: shape {shape}, not {wanted}"
+    assert bool(case.logits.isfinite().all()), f"{case}: logits are not finite"
+
+
+def _deterministic(case: Case) -> None:
+    assert torch.equal(case.logits, logits_of(case.quantized)), f"{case}: a second forward pass gives other logits"
+    again = logits_of(case.quantize(case.build()))
+    assert torch.equal(case.logits, again), f"{case}: quantizing the same model again gives other logits"
+
+
+def _changes(case: Case) -> None:
+    same = torch.equal(case.logits, case.reference)
+    if case.is_none:
+        assert same, f"{case}: `none` changes the model"
+    else:
+        assert not same, f"{case}: nothing was quantized"
+
+
+def _kept(case: Case) -> None:
+    """Embeddings and head bit for bit; a tied head still shares its storage."""
+    if not case.quantizer.keeps_embeddings:
+        raise Moot("the recipe rewrites the float model (keeps_embeddings = False)")
+    original, quantized = case.build(), case.quantized
+    head = original.layout.head
+    before, after = (
+        {path: _weight(model, path) for path in (head, *original.layout.embeddings)} for model in (original, quantized)
+    )
+    for path, values in before.items():
+        assert torch.equal(values, after[path]), f"{case}: {path} was changed"
+    for path in original.layout.embeddings:
+        if before[path].data_ptr() == before[head].data_ptr():
+            tied = after[path].data_ptr() == after[head].data_ptr()
+            assert tied, f"{case}: the head is no longer tied to {path}"
+            assert quantized.coverage.tied == {head: path}, f"{case}: coverage does not say `tied`"
+
+
+def _rewritten(case: Case) -> None:
+    """Other values, the same function: only a recipe that can leave every number in float can show it."""
+    if case.quantizer.keeps_embeddings:
+        raise Moot("the recipe keeps embeddings and head")
+    original, quantized = case.build(), case.quantized
+    for path in (original.layout.head, *original.layout.embeddings):
+        assert _weight(original, path).shape == _weight(quantized, path).shape, f"{case}: {path} has another shape"
+    head, tied = _weight(original, original.layout.head), _weight(quantized, original.layout.head)
+    for path in original.layout.embeddings:
+        was = _weight(original, path).data_ptr() == head.data_ptr()
+        if was and _weight(quantized, path).data_ptr() != tied.data_ptr():
+            said = any("untied" in note for note in quantized.coverage.notes)
+            assert said, f"{case}: the head was untied and coverage does not say so"
+    assert isinstance(case.quantizer, SchemeQuantizer), (
+        f"{case}: embeddings changed, and no bits to show the same logits"
+    )
+    logits = logits_of(case.quantize(case.build(), weight_bits=16, activation_bits=16, **_FLOAT))
+    gap = float((logits - case.reference).abs().max() / case.reference.abs().max())
+    assert gap < _REWRITTEN_TOLERANCE, f"{case}: the rewritten float model's logits differ by {gap:.2g} of the largest"
+
+
+def _covers(case: Case) -> None:
+    quantized, coverage = case.quantized, case.quantized.coverage
     listed = {*coverage.quantized, *coverage.skipped}
     wanted = {*(site.path for site in quantized.layout.linears), *quantized.layout.embeddings, quantized.layout.head}
-    assert not wanted - listed, f"{family}: coverage says nothing of {sorted(wanted - listed)}"
-    assert not set(coverage.quantized) & set(coverage.skipped), f"{family}: both quantized and skipped"
-    if not _is_none(quantizer):
-        assert coverage.quantized, f"{family}: coverage says that nothing is quantized"
-        assert 0.0 < coverage.mac_share <= 1.0, f"{family}: mac_share is {coverage.mac_share}"
-        assert quantized.execution != "float", f"{family}: a quantized model says execution `float`"
+    assert not wanted - listed, f"{case}: coverage says nothing of {sorted(wanted - listed)}"
+    assert not set(coverage.quantized) & set(coverage.skipped), f"{case}: both quantized and skipped"
+    if not case.is_none:
+        assert coverage.quantized, f"{case}: coverage says that nothing is quantized"
+        assert 0.0 < coverage.mac_share <= 1.0, f"{case}: mac_share is {coverage.mac_share}"
+        assert quantized.execution != "float", f"{case}: a quantized model says execution `float`"
 
 
-def _check_state(quantizer: Quantizer, quantized: LanguageModel, family: str) -> None:
-    state = copy.deepcopy(quantized.module.state_dict())
-    other = _quantize(quantizer, tiny_model(family, seed=1))
-    assert not torch.equal(_logits(other), _logits(quantized)), f"{family}: the second model is no other model"
+def _state(case: Case) -> None:
+    state = copy.deepcopy(case.quantized.module.state_dict())
+    other = case.quantize(case.build(seed=1))
+    assert not torch.equal(logits_of(other), case.logits), f"{case}: the second model is no other model"
     other.module.load_state_dict(state)
-    assert torch.equal(_logits(other), _logits(quantized)), f"{family}: loading saved state gives other logits"
-    copied = dataclasses.replace(quantized, module=copy.deepcopy(quantized.module))
-    assert torch.equal(_logits(copied), _logits(quantized)), f"{family}: a deep copy gives other logits"
+    assert torch.equal(logits_of(other), case.logits), f"{case}: loading saved state gives other logits"
 
 
-def _check_bits(quantizer: SchemeQuantizer, build: Build, family: str) -> None:
-    reference = _logits(build()).double()
+def _copies(case: Case) -> None:
+    copied = dataclasses.replace(case.quantized, module=copy.deepcopy(case.quantized.module))
+    assert torch.equal(logits_of(copied), case.logits), f"{case}: a deep copy gives other logits"
 
-    def error(bits: int, **other: Any) -> float:
-        changed = dataclasses.replace(quantizer, weight_bits=bits, activation_bits=bits, **other)
-        logits = _logits(_quantize(changed, build())).double()
-        return float((logits - reference).square().sum() / reference.square().sum())
 
-    # scope full and static ranges exist only for rounded activations
-    dynamic: dict[str, Any] = {"activation_static": False, "activation_range": "minmax", "percentile": 100.0}
-    full = error(16, scope="linear", kv_bits=16, execution="simulated", **dynamic)
-    assert full < _FLOAT_TOLERANCE**2, f"{family}: at 16 bits the relative error is {full**0.5:.2g}"
-    errors = [error(bits) for bits in _RISING_BITS]
+def _error(case: Case, bits: int, **other: Any) -> float:
+    """Squared error of logits, relative to the float model's."""
+    logits = logits_of(case.quantize(case.build(), weight_bits=bits, activation_bits=bits, **other)).double()
+    reference = case.reference.double()
+    return float((logits - reference).square().sum() / reference.square().sum())
+
+
+def _nearly_float(case: Case) -> None:
+    error = _error(case, 16, **_FLOAT)
+    assert error < _FLOAT_TOLERANCE**2, f"{case}: at 16 bits the relative error is {error**0.5:.2g}"
+
+
+def _falls(case: Case) -> None:
+    errors = [_error(case, bits) for bits in _RISING_BITS]
     falls = all(few > many for few, many in itertools.pairwise(errors))
-    assert falls, f"{family}: squared errors at {_RISING_BITS} bits do not fall: {errors}"
+    assert falls, f"{case}: squared errors at {_RISING_BITS} bits do not fall: {errors}"
 
 
-def _check_executions(quantizer: SchemeQuantizer, build: Build, family: str) -> None:
+def _executions(case: Case) -> None:
     logits: list[Tensor] = []
     for execution in ("simulated", "integer"):
+        asked = case.scheme.execution == execution
         try:
-            changed = dataclasses.replace(quantizer, execution=execution)
-            model = _quantize(changed, build())
-        except NotApplicable:
-            return
-        assert model.execution == execution, f"{family}: asked for {execution}, the model says {model.execution}"
-        logits.append(_logits(model))
-    assert torch.equal(*logits), (
-        f"{family}: simulated and integer logits differ by {(logits[0] - logits[1]).abs().max()}"
-    )
+            model = case.quantized if asked else case.quantize(case.build(), execution=execution)
+        except NotApplicable as error:
+            raise Moot(str(error)) from error
+        assert model.execution == execution, f"{case}: asked for {execution}, the model says {model.execution}"
+        logits.append(case.logits if asked else logits_of(model))
+    gap = (logits[0] - logits[1]).abs().max()
+    assert torch.equal(*logits), f"{case}: simulated and integer logits differ by {gap}"
+
+
+def _key_values(case: Case) -> None:
+    """Bits of the cache are applied in every attention, and to nothing else."""
+    model = case.quantize(case.build(), kv_bits=4) if case.scheme.kv_bits != 4 else case.quantized
+    attentions = [model.module.get_submodule(path) for path in model.layout.attentions]
+    rounded = [path for path, module in zip(model.layout.attentions, attentions, strict=True) if _rounds(module)]
+    missing = sorted(set(model.layout.attentions) - set(rounded))
+    assert not missing, f"{case}: kv_bits=4 leaves the keys and values of {missing} in float"
+    if case.scheme.kv_bits == 16:
+        assert not torch.equal(logits_of(model), case.logits), f"{case}: kv_bits=4 changes nothing"
+
+
+def _rounds(attention: Any) -> bool:
+    """Whether an attention rounds the keys that it is given."""
+    transform = getattr(attention, "key_value_transform", None)
+    if transform is None:
+        return False
+    states = torch.linspace(-1.0, 1.0, 20).reshape(1, 1, 1, 20)
+    return bool((transform(states, states)[0] != states).any())
+
+
+PROMISES = (
+    Promise(
+        "a model of the layout can be quantized",
+        "a LanguageModel, or NotApplicable with the reason",
+        "`quantize` is given a model and a Calibration; use replace_linears or apply_scheme to change its products",
+        _quantizes,
+        opening=True,
+    ),
+    Promise(
+        "logits keep their shape and are finite",
+        "the float model's shape, no NaN and no infinity",
+        "a scale of 0 or a division by it is the usual reason; GPT-2 keeps weights the other way round: use weight_of",
+        _output,
+    ),
+    Promise(
+        "the same model gives the same logits each time",
+        "equal logits of two forward passes, and of two quantizations",
+        "draw random numbers from a torch.Generator that a setting seeds",
+        _deterministic,
+    ),
+    Promise(
+        "something is quantized",
+        "logits other than the float model's",
+        "did `quantize` return the model that it changed, and put the new modules in place?",
+        _changes,
+    ),
+    Promise(
+        "embeddings and head keep their values",
+        "equal bits, and a tied head that still shares its storage",
+        "change layout.linears only; a recipe that rewrites the float model sets keeps_embeddings = False",
+        _kept,
+    ),
+    Promise(
+        "a rewritten float model is the same function",
+        f"at 16 bits logits within {_REWRITTEN_TOLERANCE:g} of the largest, and a note where a head was untied",
+        "every factor that is folded into one matrix must be taken out of another",
+        _rewritten,
+    ),
+    Promise(
+        "coverage accounts for every weight matrix",
+        "each is listed as quantized or as skipped; share of the products above 0; an execution other than `float`",
+        "replacing modules need `describe()`; set model.coverage = coverage_of(model) and model.execution",
+        _covers,
+    ),
+    Promise(
+        "saved state gives the same logits in another model",
+        "equal logits after load_state_dict",
+        "keep codes, scales and ranges in buffers, and nothing that is derived from them outside",
+        _state,
+    ),
+    Promise(
+        "a deep copy gives the same logits",
+        "equal logits",
+        "modules must not hold references to the model that they were made in",
+        _copies,
+    ),
+    Promise(
+        "16 bits are nearly float",
+        f"a relative error of the logits below {_FLOAT_TOLERANCE:g}",
+        "weight_bits=16 and activation_bits=16 must leave weights and activations in float",
+        _nearly_float,
+    ),
+    Promise(
+        "the error falls as bits rise",
+        f"a smaller squared error of the logits at each of {_RISING_BITS} bits",
+        "do the codes use the whole grid of weight_bits, and the scale its end?",
+        _falls,
+    ),
+    Promise(
+        "simulated and integer execution agree",
+        "equal logits, bit for bit",
+        "decide codes and scales only: QuantLinear executes them",
+        _executions,
+    ),
+    Promise(
+        "kv_bits rounds keys and values",
+        "every attention rounds its keys and values at kv_bits=4",
+        "apply_scheme does it; a recipe that does not use it calls quantization.keyvalue.round_key_values",
+        _key_values,
+    ),
+)
