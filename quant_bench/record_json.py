@@ -15,6 +15,8 @@ SCHEMA_VERSION: Final = 1
 
 _TEXT, _NUMBER, _COUNT, _NONE = (str,), (int, float), (int,), (type(None),)
 _OBJECT, _LIST = (dict,), (list,)
+_FLAT: Final = (str, bool, int, float, type(None))
+_DIGESTS: Final = ("weights_sha256", "tokenizer_sha256", "data_sha256", "calibration_sha256")
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "schema": _COUNT,
     "state": _TEXT,
@@ -88,10 +90,12 @@ def looks_right(document: Any) -> bool:
     """Whether keys, types and numbers of a record are those that its readers rely on: a small part of the schema."""
     if not _has(document, _FIELDS) or not _has(document["cell"], _CELL) or document["schema"] != SCHEMA_VERSION:
         return False
+    if not _names_itself(document):
+        return False
     measured = document["state"] == "measured"
     if measured != (document["reason"] is None) or measured != bool(document["scores"]):
         return False
-    if measured and (document["convention"] is None or document["coverage"] is None):
+    if measured and (document["convention"] is None or not _is_share((document["coverage"] or {}).get("mac_share"))):
         return False
     return all(
         _has(score, _ARM_SCORE if type(score) is dict and "arm_delta" in score else _SCORE)
@@ -137,19 +141,44 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
 
 
+def _names_itself(document: Any) -> bool:
+    """Whether settings, versions and identity have what a report groups by."""
+    settings, versions, identity = (document[key] for key in ("settings", "versions", "identity"))
+    if not all(type(settings.get(key)) is dict for key in ("arm", "quantizer", "task")):
+        return False
+    model = settings.get("model", {})
+    if type(model) is not dict or not all(type(part) in _FLAT for part in (*model.values(), *identity.values())):
+        return False
+    versions_of_plugins = [versions.get(key) for key in ("arm", "quantizer", "task")]
+    return all(map(_is_count, versions_of_plugins)) and all(key in identity for key in _DIGESTS)
+
+
 def _has(document: Any, fields: dict[str, tuple[type, ...]]) -> bool:
     if type(document) is not dict or document.keys() != fields.keys():
         return False
     for key, allowed in fields.items():
         value = document[key]
         # type, not isinstance: True is no count
-        if type(value) not in allowed or (type(value) is float and not math.isfinite(value)):
+        if type(value) not in allowed or (type(value) in _NUMBER and not _fits(value)):
             return False
     return True
 
 
+def _fits(value: int | float) -> bool:
+    """Whether a number is finite, or whole and within 64 bits, which is what data frames hold."""
+    return -(1 << 63) <= value < 1 << 63 if type(value) is int else math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and _fits(value)
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in _NUMBER and 0 <= value <= 1
+
+
 def _is_interval(value: Any) -> bool:
-    return value is None or (len(value) == 2 and all(type(end) in _NUMBER and math.isfinite(end) for end in value))
+    return value is None or (len(value) == 2 and all(type(end) in _NUMBER and _fits(end) for end in value))
 
 
 def _is_delta(value: Any) -> bool:

@@ -237,6 +237,17 @@ def _with(path: str, value: object) -> str:
         ("scores", {}),
         ("details", []),
         ("extra", 1),
+        ("scores.0.value", 10**400),
+        ("scores.0.ci95", [0.0, 10**400]),
+        ("scores.0.n", 1 << 63),
+        ("cell.seed", 1 << 63),
+        ("versions.task", 1 << 63),
+        ("versions", {}),
+        ("identity", {}),
+        ("identity.note", ["a", "list"]),
+        ("settings.quantizer", "rtn"),
+        ("settings.model", {"dtype": ["a", "list"]}),
+        ("coverage.mac_share", 2),
     ],
 )
 def test_a_changed_file_is_refused(path: str, value: object, tmp_path: Path) -> None:
@@ -251,6 +262,21 @@ def test_a_foreign_or_cut_file_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RecordError, match=re.escape(str(path))):
+        Record.read(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "record.json")
+    with pytest.raises(RecordError, match="no regular file"):
+        Record.read(tmp_path / "record.json")
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    with path.open("wb") as file:
+        file.truncate(50 << 20)
+    with pytest.raises(RecordError, match="52,428,800 bytes"):
         Record.read(path)
 
 

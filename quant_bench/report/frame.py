@@ -157,9 +157,9 @@ def _mark(frame: pd.DataFrame) -> None:
     informed = (reference & ~at_chance).groupby(by_metric, dropna=False).transform("any")
     asked = reference.groupby(by_metric, dropna=False).transform("any")
     frame["uninformative"] = asked & ~informed & frame["value"].notna()
-    plugin = frame["quantizer"].str.split("(").str[0]
+    plugin = _plugins(frame["quantizer"])
     newest = frame.groupby(["group", plugin], dropna=False)["quantizer_version"].transform("max")
-    arm = frame["arm"].str.split("(").str[0]
+    arm = _plugins(frame["arm"])
     newest_arm = frame.groupby(["group", arm], dropna=False)["arm_version"].transform("max")
     frame["outdated"] = (frame["quantizer_version"] < newest) | (frame["arm_version"] < newest_arm)
     counts = frame["n"].astype("float64").fillna(-1.0)
@@ -173,6 +173,11 @@ def _mark(frame: pd.DataFrame) -> None:
     beats = (higher & (lowest > 0)) | (lower & (highest < 0))
     luck = (frame["p_value"] >= 0.05) & (frame["seeds"] < 2)
     frame["beats_float"] = beats & ~luck.fillna(False).astype(bool) & ~frame["uninformative"]
+
+
+def _plugins(specs: "pd.Series[str]") -> "pd.Series[str]":
+    """Names without settings; each text is cut once, not once a row."""
+    return specs.map({text: text.partition("(")[0] for text in specs.unique()})
 
 
 def _ranks(frame: pd.DataFrame) -> "pd.Series[float]":

@@ -5,9 +5,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of a table: lines that a format puts under each other."""
+    """One cell of a table.
+
+    Attributes:
+        lines: what a format puts under each other.
+        best: whether its first line is the best of its column beyond doubt.
+    """
 
     lines: tuple[str, ...] = ("",)
+    best: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pandas as pd
 
 from quant_bench.cell import BASELINE_ARM
 from quant_bench.report.arm_tables import REDUNDANCY, redundancy_table
+from quant_bench.report.best import best_pools
 from quant_bench.report.frame import plain_rows
 from quant_bench.report.layout import Entry, Footnotes, Section, Table
 from quant_bench.report.redundancy import redundancy
@@ -106,7 +107,7 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     headline, several = headline_of(group), _several(group)
     meaning = {row["metric"]: row for row in reversed(scored(group))}
     rows = []
-    cells = _cells(group)
+    cells, best = _cells(group), best_pools(group)
     places = {key: _place(scores, headline) for key, scores in cells.items()}
     for key in _in_blocks(places, lambda key: _block(cells[key][0], several)):
         scores = cells[key]
@@ -117,7 +118,8 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
         if first["state"] != "measured":
             entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
         else:
-            entries += [_entry(by_metric[metric]) if metric in by_metric else Entry(("–",)) for metric in metrics]
+            found = (by_metric.get(metric) for metric in metrics)
+            entries += [Entry(("–",)) if row is None else Entry(_lines(row), row["pool"] in best) for row in found]
         rows.append(tuple(entries))
     headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in metrics)]
     headings += [] if metrics else ["state"]
@@ -152,7 +154,7 @@ def _block(row: Row, several: list[str]) -> tuple[Any, ...]:
     return (measured, row["label"], row["execution"]) if "arm" in several else (measured,)
 
 
-def _entry(score: Row) -> Entry:
+def _lines(score: Row) -> tuple[str, ...]:
     """Value with its marks, interval, and differences with their intervals."""
     lines = [_marked(score)]
     low, high = ("low", "high") if score["seeds"] < 2 else ("mean_low", "mean_high")
@@ -168,7 +170,7 @@ def _entry(score: Row) -> Entry:
             line += f" {between(score[f'{ends}_low'], score[f'{ends}_high'], signed)}"
         seeds = score[f"{name}_seeds"]
         lines.append(line if seeds == score["seeds"] else f"{line} ({seeds} of {score['seeds']} seeds)")
-    return Entry(tuple(lines))
+    return tuple(lines)
 
 
 def _marked(score: Row) -> str:
@@ -200,7 +202,7 @@ def _overview(groups: list[list[Row]]) -> Table:
             if not measured:
                 column[key] = Entry((_state(scores[0], footnotes),)), None
             elif metric in measured:
-                lines = _entry(measured[metric]).lines
+                lines = _lines(measured[metric])
                 # the interval of the value itself stands in the group's own table
                 differences = (line for line in lines if line.startswith((_DELTA, _VERSUS)))
                 column[key] = Entry((lines[0], *differences)), measured[metric]["rank"]
