@@ -2,17 +2,15 @@
 
     python benchmarks/gptq.py [--width 576] [--inner 1536] [--group 128] [--rounds 5]
 
-Both round the same weights with the same second moments to 4 bits, alternately, in one process. The plain loop is
-algorithm 1 of Frantar et al. 2022 (https://arxiv.org/abs/2210.17323) as most implementations have it: one column of a
-(rows, columns) matrix at a time, blocks of 128, min-max scales of each group. Printed is the processor time of one
-thread, median over rounds, and the median of the ratios within a round (ours / plain; wanted is at most 1.5).
+Both round the same weights with the same second moments to 4 bits. The plain loop is algorithm 1 of Frantar et al. 2022
+(https://arxiv.org/abs/2210.17323) as most implementations have it: one column of a (rows, columns) matrix at a time,
+blocks of 128, min-max scales of each group. Wanted is a ratio of at most 1.5.
 """
 
-import argparse
 import statistics
-import time
-from collections.abc import Callable
+import sys
 
+import side_by_side
 import torch
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from quant_bench import registry
 from quant_bench.quantization.sequential import GptqRule, gptq_encode
 
 BLOCK = 128
+WANTED = 1.5
 
 
 def plain(weight: Tensor, second: Tensor, group: int) -> Tensor:
@@ -45,39 +44,32 @@ def plain(weight: Tensor, second: Tensor, group: int) -> Tensor:
     return result
 
 
-def seconds(run: Callable[[], object]) -> float:
-    start = time.thread_time()
-    run()
-    return time.thread_time() - start
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = side_by_side.parser(__doc__)
     parser.add_argument("--width", type=int, default=576)
     parser.add_argument("--inner", type=int, default=1536)
     parser.add_argument("--group", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    side_by_side.start(options)
     scheme = registry.build("quantizers", f"gptq:w4a16g{options.group}")
     generator = torch.Generator().manual_seed(0)
-    for rows, columns in (
-        (options.width, options.width),
-        (options.inner, options.width),
-        (options.width, options.inner),
-    ):
+    width, inner = options.width, options.inner
+    reached = True
+    for rows, columns in ((width, width), (inner, width), (width, inner)):
         mixing = torch.randn(columns, columns, generator=generator) / columns**0.5
         x = torch.randn(4 * columns, columns, generator=generator) @ mixing
         weight, second = torch.randn(rows, columns, generator=generator), x.T @ x / len(x)
-        ours = [0.0] * options.rounds
-        theirs = [0.0] * options.rounds
-        for index in range(options.rounds):
-            ours[index] = seconds(lambda w=weight, h=second: gptq_encode(w, h, scheme, GptqRule()))
-            theirs[index] = seconds(lambda w=weight, h=second: plain(w, h, options.group))
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        times = f"ours {statistics.median(ours):.3f} s, plain {statistics.median(theirs):.3f} s"
-        print(f"{rows} x {columns}: {times}, ratio {ratio:.2f}")
+        calls = {
+            "ours": lambda _, w=weight, h=second: gptq_encode(w, h, scheme, GptqRule()),
+            "plain": lambda _, w=weight, h=second: plain(w, h, options.group),
+        }
+        times = side_by_side.in_turn(calls, options.rounds)
+        ratio = side_by_side.ratio(times["ours"], times["plain"])
+        reached &= ratio <= WANTED
+        ours, theirs = (statistics.median(times[side]) for side in calls)
+        print(f"{rows} x {columns}: ours {ours:.3f} s, plain {theirs:.3f} s, ratio {ratio:.2f}", flush=True)
+    return 0 if reached else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

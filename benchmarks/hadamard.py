@@ -1,18 +1,14 @@
-"""The online Hadamard transform against the float32 linear that it precedes: CPU time of one thread.
+"""The online Hadamard transform against the float32 linear that it precedes.
 
-    python benchmarks/hadamard.py --rounds 9
+    python benchmarks/hadamard.py --tokens 512 --rounds 9
 
-Wanted: at most 10 % of the linear. The two take turns; the ratio is that of the fastest rounds.
+Wanted: at most 10 % of the linear.
 """
 
-import argparse
-import os
+import statistics
 import sys
-import time
-from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
+import side_by_side
 import torch
 from torch.nn import functional
 
@@ -29,33 +25,25 @@ CASES = (
 )
 
 
-def seconds(work: Callable[[], torch.Tensor]) -> float:
-    start = time.thread_time()
-    work()
-    return time.thread_time() - start
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = side_by_side.parser(__doc__, rounds=9)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{options.tokens} tokens, 1 thread, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
+    side_by_side.start(options)
     reached = True
     for name, width, size, outputs in CASES:
         x, weight = torch.randn(options.tokens, width), torch.randn(outputs, width)
-        ours: list[float] = []
-        linear: list[float] = []
-        # the first of each compiles and warms up
-        for _ in range(options.rounds + 1):
-            ours.append(seconds(lambda x=x, size=size: transform(x, size)))
-            linear.append(seconds(lambda x=x, weight=weight: functional.linear(x, weight)))
-        ratio = min(ours[1:]) / min(linear[1:])
-        reached &= ratio <= WANTED
+        calls = {
+            "ours": lambda _, x=x, size=size: transform(x, size),
+            "linear": lambda _, x=x, weight=weight: functional.linear(x, weight),
+        }
+        times = side_by_side.in_turn(calls, options.rounds)
+        share = side_by_side.ratio(times["ours"], times["linear"])
+        reached &= share <= WANTED
+        ours, linear = (1e3 * statistics.median(times[side]) for side in ("ours", "linear"))
         print(
-            f"{name:30} {tuple(factors(size))!s:14} {1e3 * min(ours[1:]):7.2f} ms of {1e3 * min(linear[1:]):7.2f} ms: "
-            f"{100 * ratio:5.1f} %  {'reached' if ratio <= WANTED else 'MISSED'}",
+            f"{name:30} {tuple(factors(size))!s:14} {ours:7.2f} ms of {linear:7.2f} ms: {share:6.1%}  "
+            f"{'reached' if share <= WANTED else 'MISSED'}",
             flush=True,
         )
     return 0 if reached else 1

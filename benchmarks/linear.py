@@ -1,22 +1,18 @@
 """Speed of one quantized linear layer against float32, side by side in one run.
 
-Every round runs all candidates one after the other; a ratio is taken within its round, and the median over the rounds
-is printed. float32 is `nn.Linear` (`F.linear`) and the same weight in oneDNN's layout; "x" is speed relative to the
-first. With one thread the clock is that thread's CPU time, which does not count what other processes take.
-
     python benchmarks/linear.py --threads 1
+
+float32 is `nn.Linear` (`F.linear`) and the same weight in oneDNN's layout; "x" is speed relative to the first.
 """
 
-import argparse
 import math
 import os
 import statistics
-import time
+import sys
 from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import numpy as np
+import side_by_side
 import torch
 from torch import nn
 
@@ -25,7 +21,6 @@ from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.lowbit.floats import PackedLinear, packing_works
 from quant_bench.lowbit.kernels import int_mm, kernel_report
 from quant_bench.lowbit.linear import QuantLinear
-from quant_bench.lowbit.memory import tune_allocator
 from quant_bench.lowbit.threads import compiled, shared
 from quant_bench.lowbit.vnni import supported
 
@@ -87,25 +82,6 @@ def candidates(columns: int, rows: int, tokens: int) -> Candidates:
     return {**found, **quantized(linear.weight), **foreign(linear)}
 
 
-def measure(found: Candidates, x: torch.Tensor, rounds: int) -> dict[str, list[float]]:
-    """Seconds a call of each candidate, round by round."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    repeat: dict[str, int] = {}
-    times: dict[str, list[float]] = {name: [] for name in found}
-    for name, call in found.items():
-        call(x)
-        start = clock()
-        call(x)
-        repeat[name] = max(1, min(200, int(0.01 / max(clock() - start, 1e-6))))
-    for _ in range(rounds):
-        for name, call in found.items():
-            start = clock()
-            for _ in range(repeat[name]):
-                call(x)
-            times[name].append((clock() - start) / repeat[name])
-    return times
-
-
 def peak() -> float | None:
     """8-bit operations a second that this machine's dot-product instruction reaches on operands in the L1 cache."""
     if not supported():
@@ -127,11 +103,11 @@ def peak() -> float | None:
     operands += [torch.ones(tokens, dtype=torch.int32), torch.ones(tokens * rows, dtype=torch.int32)]
     addresses = [tensor.data_ptr() for tensor in operands]
     count, best = 50000, math.inf
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    # of a peak the fastest counts
     for _ in range(9):
-        start = clock()
+        start = side_by_side.clock()
         shared(loop, count, count * columns * rows, *addresses)
-        best = min(best, clock() - start)
+        best = min(best, side_by_side.clock() - start)
     return 2 * tokens * columns * rows * count / best
 
 
@@ -143,9 +119,9 @@ def report(tokens: int, times: dict[tuple[int, int], dict[str, list[float]]], to
     for name in names:
         ratios, packed = [], []
         for found in times.values():
-            ratios.append(statistics.median(a / b for a, b in zip(found["float32 F.linear"], found[name], strict=True)))
-            base = found.get("float32 packed", found["float32 F.linear"])
-            packed.append(statistics.median(a / b for a, b in zip(base, found[name], strict=True)))
+            plain = found["float32 F.linear"]
+            ratios.append(side_by_side.ratio(plain, found[name]))
+            packed.append(side_by_side.ratio(found.get("float32 packed", plain), found[name]))
         mean = statistics.geometric_mean(ratios)
         line = f"{name:30}" + "".join(f"{ratio:12.2f}" for ratio in ratios)
         line += f"{mean:12.2f}{statistics.geometric_mean(packed):10.2f}"
@@ -165,38 +141,38 @@ def report(tokens: int, times: dict[tuple[int, int], dict[str, list[float]]], to
             cells = []
             for (columns, rows), found in times.items():
                 speed = 2 * tokens * columns * rows / statistics.median(found[name])
-                share = statistics.median(a / b for a, b in zip(found["raw torch._int_mm"], found[name], strict=True))
+                share = side_by_side.ratio(found["raw torch._int_mm"], found[name])
                 cells.append(f"{speed / 1e9:.0f} {share:4.0%}" + (f" {speed / top:4.0%}" if top else ""))
             print(f"{name:20}" + "".join(cell.rjust(17) for cell in cells))
     return passed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
+def main() -> int:
+    parser = side_by_side.parser(__doc__, rounds=7)
     parser.add_argument("--tokens", type=int, nargs="*", default=[2048, 1])
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    options = parser.parse_args()
     torch.manual_seed(0)
-    print(f"threads {torch.get_num_threads()}, clock {'thread CPU time' if arguments.threads == 1 else 'wall time'}")
-    print(f"load {os.getloadavg()}, rounds {max(5, arguments.rounds)}, torch {torch.__version__}")
-    print(f"allocator tuned {tune_allocator()}, kernel {kernel_report()}")
+    side_by_side.start(options)
+    print(f"kernel {kernel_report()}")
     top = peak()
     if top:
         print(f"peak of the dot-product instruction: {top / 1e9:.0f}e9 operations a second")
     print("an x86 CPU has no 4-bit arithmetic: W4A4 cannot beat W8A8 in the product, it halves the memory")
     passed = True
     with torch.inference_mode():
-        for tokens in arguments.tokens:
+        for tokens in options.tokens:
             times = {}
             for columns, rows in SHAPES:
-                found = candidates(columns, rows, tokens)
-                times[columns, rows] = measure(found, torch.randn(tokens, columns), max(5, arguments.rounds))
+                x = torch.randn(tokens, columns)
+                calls = {
+                    name: lambda _, layer=layer, x=x: layer(x)
+                    for name, layer in candidates(columns, rows, tokens).items()
+                }
+                times[columns, rows] = side_by_side.in_turn(calls, options.rounds, least=0.01)
             passed = report(tokens, times, top) and passed
     print(f"\nload at the end {os.getloadavg()}")
-    raise SystemExit(0 if passed else 1)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -132,17 +132,22 @@ def perplexity(asked: dict[str, Any]) -> dict[str, Any]:
             "packed float32": partial(our_nll, float_model, windows),
             "integer W8A8": partial(our_nll, integer, windows),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in sides}
-        losses: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(asked["rounds"] + 1):
-            for name in list(sides)[:: 1 if turn % 2 else -1]:
-                took, loss = timed(partial(sides[name], turn % len(windows.spans)))
-                # the first round warms up
-                if turn:
-                    seconds[name].append(took)
-                    losses[name].append(loss)
-        result[str(size)] = {"seconds": seconds, "losses": losses}
+        result[str(size)] = in_turn(sides, len(windows.spans), asked["rounds"])
     return result
+
+
+def in_turn(sides: dict[str, Callable[[int], float]], windows: int, rounds: int) -> dict[str, Any]:
+    """Seconds and mean losses of each side, a window a round."""
+    import side_by_side
+
+    losses: dict[str, list[float]] = {name: [] for name in sides}
+
+    def call(turn: int, name: str) -> None:
+        losses[name].append(sides[name](turn % windows))
+
+    seconds = side_by_side.in_turn({name: partial(call, name=name) for name in sides}, rounds)
+    # the warm-up counts in neither
+    return {"seconds": seconds, "losses": {name: found[1:] for name, found in losses.items()}}
 
 
 def parts(asked: dict[str, Any]) -> dict[str, Any]:
