@@ -98,6 +98,16 @@ def test_every_arm_starts_from_the_same_shared_parameters(tier: Tier, arm: str, 
     assert not torch.equal(next(iter(other.values())), next(iter(shared.values())))
 
 
+def test_the_activation_of_a_toy_is_that_of_gpt2(material: Material) -> None:
+    module: Any = fresh(GPT2, material).module.eval()
+    plain = type(module)._from_config(
+        type(module.config)(**{**module.config.to_dict(), "activation_function": "gelu_new"})
+    )
+    plain.load_state_dict(module.state_dict())
+    ids = torch.from_numpy(material.row(0, 0))[None]
+    torch.testing.assert_close(module(input_ids=ids).logits, plain.eval()(input_ids=ids).logits, rtol=1e-5, atol=1e-6)
+
+
 def test_every_parameter_of_a_fresh_arm_is_trained(material: Material) -> None:
     model = fresh(LLAMA, material, "combo2")
     assert model.module.training

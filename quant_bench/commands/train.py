@@ -48,9 +48,11 @@ def train(
     # torch comes with these
     from quant_bench.cache import cache_folder
     from quant_bench.data import DataSource
+    from quant_bench.lowbit.memory import tune_allocator
     from quant_bench.progress import Progressor
     from quant_bench.training.checkpoints import Order, find_or_train
 
+    tune_allocator()
     source, folder = DataSource(data), cache_folder(cache)
     failed = False
     with Progressor(len(built) * len(seeds)) as progressor:
