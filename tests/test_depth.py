@@ -335,6 +335,22 @@ def test_projections_of_routers_are_quantized_and_vectors_accounted_for() -> Non
     assert "stay in float" in kimi.coverage.skipped["model.layers.0.depth_attention"]
 
 
+@pytest.mark.parametrize("arm", ["attnres", OASIS])
+@pytest.mark.parametrize("recipe", ["gptq", "smoothquant", "awq", "llm_int8", "quarot"])
+def test_every_recipe_works_on_routers_and_its_executions_are_equal(arm: str, recipe: str) -> None:
+    settings = {"llm_int8": "(threshold=1.0)", "quarot": "(residual=False)"}.get(recipe, "(calibration_batches=1)")
+    logits = []
+    for execution in ("simulated", "integer"):
+        quantizer = registry.build("quantizers", f"{recipe}:w8a8-{execution}{settings}")
+        model = models.attach(tiny_model("llama"), arm)
+        before = {site.path for site in model.layout.linears}
+        model = quantizer.quantize(model, tiny_calibration(quantizer))
+        # a recipe may wrap a product, which adds to its path
+        assert all(any(found.startswith(path) for found in model.coverage.quantized) for path in before)
+        logits.append(model.module(input_ids=tiny_ids()).logits)
+    assert torch.equal(*logits)
+
+
 def test_history_keeps_what_scope_full_rounds() -> None:
     quantizer = registry.build("quantizers", "w4a4-static(calibration_batches=1)")
     model = models.attach(tiny_model("llama"), "attnres_oasis")

@@ -36,7 +36,8 @@ class OasisRouter(Router):
         draw: Draw,
     ) -> None:
         super().__init__(place, rule, like)
-        inner = max(width // 4, 64)
+        # kept here: what a recipe puts in the place of a projection need not know its sizes
+        self.inner = inner = max(width // 4, 64)
         self.recency, start = recency
         options: dict[str, Any] = {"bias": False, "device": like.device, "dtype": like.dtype}
         self.query_projection = nn.Linear(width, inner, **options).requires_grad_(like.requires_grad)
@@ -66,7 +67,7 @@ class OasisRouter(Router):
             scores = torch.einsum("btsa,bta->bts", wide(keys), wide(asked))
         count = len(sources)
         ramp = torch.arange(count, device=scores.device, dtype=scores.dtype) / (count - 1)
-        return scores / math.sqrt(query.out_features) + self.rho * (ramp if self.recency == "ramp" else ramp.floor())
+        return scores / math.sqrt(self.inner) + self.rho * (ramp if self.recency == "ramp" else ramp.floor())
 
 
 class OasisPass(Pass):
