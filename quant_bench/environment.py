@@ -13,7 +13,7 @@ import torch
 import quant_bench
 from quant_bench.lowbit.kernels import kernel_report
 
-PACKAGES = ("torch", "transformers", "lm_eval", "optimum-quanto", "datasets", "numpy", "numba", "pandas")
+PACKAGES = ("torch", "transformers", "lm_eval", "optimum-quanto", "torchao", "datasets", "numpy", "numba", "pandas")
 
 
 def versions() -> dict[str, str | None]:

@@ -140,8 +140,8 @@ def pack_float_linears_(module: nn.Module, skip: Container[str] = ()) -> list[st
         return []
     replaced = []
     for path, child in list(module.named_modules()):
-        # a subclass may compute something else than x Wᵀ + b
-        if type(child) is not nn.Linear or path in skip or not path:
+        # a subclass may compute something else than x Wᵀ + b, and so may a weight that is no plain tensor
+        if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter or path in skip or not path:
             continue
         if child.weight.dtype != torch.float32 or child.weight.device.type != "cpu":
             continue

@@ -5,6 +5,7 @@ from math import prod
 from typing import Any
 
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.pytorch_utils import Conv1D
 
 from quant_bench.errors import QuantizationError
@@ -15,13 +16,15 @@ from quant_bench.quantization.linears import weight_of
 FLOAT_BYTES = 4
 # a module of an arm that must stay in float carries its reason under this name
 FLOAT_BECAUSE = "float_because"
+# a module that another library executes carries its description under this name
+FOREIGN = "foreign_execution"
 
 
 def coverage_of(model: LanguageModel, notes: tuple[str, ...] = ()) -> Coverage:
     """Account for every weight matrix: quantized (how), skipped (why) or tied (to what).
 
-    A module counts as quantized when it has a method `describe() -> str`. Its size is that of its `in_features` and
-    `out_features`, or of its `weight`.
+    A module counts as quantized when it has a method `describe() -> str`, or the mark of a foreign engine. Its size is
+    that of its `in_features` and `out_features`, or of its `weight`.
 
     Args:
         model: a quantized model, or a float one.
@@ -31,12 +34,12 @@ def coverage_of(model: LanguageModel, notes: tuple[str, ...] = ()) -> Coverage:
     skipped: dict[str, str] = {}
     products = covered = stored = dense = 0
     for path, module in model.module.named_modules():
-        describe: Callable[[], str] | None = getattr(module, "describe", None)
-        if describe is not None:
+        description = _description(module)
+        if description is not None:
             size = _size(module)
-            quantized[path] = describe()
+            quantized[path] = description
             products, covered = products + size, covered + size
-            stored += getattr(getattr(module, "weight", None), "nbytes", 0)
+            stored += _stored(getattr(module, "weight", None))
             dense += size * FLOAT_BYTES
         elif isinstance(module, nn.Linear | Conv1D) or hasattr(module, FLOAT_BECAUSE):
             skipped[path] = _reason(model, path, module)
@@ -73,6 +76,18 @@ def require_coverage(model: LanguageModel, coverage: Coverage) -> None:
         total = len(model.layout.linears)
         shown = ", ".join(missed[:3]) + (", …" if len(missed) > 3 else "")
         raise QuantizationError(f"{len(missed)} matrix products stayed in float ({total} in the layout): {shown}")
+
+
+def _description(module: nn.Module) -> str | None:
+    describe: Callable[[], str] | None = getattr(module, "describe", None)
+    return getattr(module, FOREIGN, None) if describe is None else describe()
+
+
+def _stored(weight: Any) -> int:
+    """Bytes of what holds a weight; a tensor of another library is made of plain ones."""
+    if not is_traceable_wrapper_subclass(weight):
+        return getattr(weight, "nbytes", 0)
+    return sum(_stored(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
 
 
 def _size(module: nn.Module) -> int:

@@ -32,6 +32,22 @@ def bias_of(linear: nn.Module) -> Float[Tensor, " row"] | None:
     return None if bias is None else bias.detach()
 
 
+def as_linear(linear: nn.Module) -> nn.Linear:
+    """The same product as an `nn.Linear`: the module itself, or for a `Conv1D` a new one with a copy of its weights.
+
+    Raises:
+        QuantizationError: the module is neither.
+    """
+    if isinstance(linear, nn.Linear):
+        return linear
+    weight, bias = weight_of(linear), bias_of(linear)
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
+    made.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
 def replace_linears(model: LanguageModel, make: Make) -> LanguageModel:
     """Put `make(site, linear)` in the place of every matrix product of the decoder layers, in order of execution.
 
