@@ -19,6 +19,7 @@ WANTED = 0.10
 CASES = (
     ("SmolLM2 output, all features", 576, 576, 576),
     ("SmolLM2 down", 1536, 1536, 576),
+    ("Qwen3-0.6B down", 3072, 3072, 1024),
     ("12 heads of 64, output", 768, 12, 768),
     ("Llama-3.2-1B down", 8192, 8192, 2048),
     ("4096 output, 32 heads of 128", 4096, 32, 4096),

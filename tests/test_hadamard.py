@@ -75,6 +75,23 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert torch.equal(together, torch.cat([transform(row[None]) for row in x]))
 
 
+@pytest.mark.parametrize(("width", "size"), [(1536, None), (15 * 64, None), (12 * 64, 12), (32 * 32, 32), (576, None)])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_vector_form_equals_the_scalar_one(width: int, size: int | None, inverse: bool) -> None:
+    x = torch.randn(7, width, generator=torch.Generator().manual_seed(1))
+    # float64 rows take the scalar loop
+    scalar = transform(x.double(), size, inverse)
+    assert float((transform(x, size, inverse) - scalar).abs().max()) < 3e-6
+
+
+def test_rows_that_are_views_are_transformed_like_their_copies() -> None:
+    x = torch.randn(64, 5, generator=torch.Generator().manual_seed(1)).T
+    wide = torch.randn(4, 100, generator=torch.Generator().manual_seed(2))[:, 3:67]
+    assert torch.equal(transform(x), transform(x.contiguous()))
+    assert torch.equal(transform(wide), transform(wide.contiguous()))
+    assert transform(x.new_zeros(0, 64)).shape == (0, 64)
+
+
 def test_one_outlier_is_spread_over_all_channels() -> None:
     x = torch.zeros(1, 1536)
     x[0, 7] = 100.0

@@ -19,9 +19,11 @@ from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from quant_bench.numerics.llvm import Loop, broadcast, load, number
+
 TOKENS, VECTORS, LANES = 6, 4, 16
 PANEL = VECTORS * LANES
-_WORD, _LONG = ir.IntType(32), ir.IntType(64)
+_WORD = ir.IntType(32)
 _VECTOR, _BYTES = ir.VectorType(_WORD, LANES), ir.VectorType(ir.IntType(8), 64)
 _FLOAT = ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, LANES)
@@ -46,22 +48,6 @@ def supported() -> bool:
     return all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vnni"))
 
 
-def _number(value: int, kind: Any = _LONG) -> Any:
-    return ir.Constant(kind, value)
-
-
-def _load(builder: Any, kind: Any, address: Any, align: int = 1) -> Any:
-    loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    loaded.align = align
-    return loaded
-
-
-def _broadcast(builder: Any, scalar: Any, vector: Any = _VECTOR) -> Any:
-    undefined = ir.Constant(vector, ir.Undefined)
-    single = builder.insert_element(undefined, scalar, _number(0, _WORD))
-    return builder.shuffle_vector(single, undefined, ir.Constant(_VECTOR, [0] * LANES))
-
-
 def _multiply_add(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
     """Acc plus the sums of four products of neighbouring bytes (vpdpbusd, which does not saturate)."""
     # LLVM 22 changed the operands of the intrinsic from words to bytes
@@ -70,32 +56,6 @@ def _multiply_add(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
     if function is None:
         function = ir.Function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR, operand, operand]), _NAME)
     return builder.call(function, [acc, builder.bitcast(unsigned, operand), builder.bitcast(signed, operand)])
-
-
-class _Loop:
-    """A counted loop in LLVM's form: `carried` values go round as phi nodes."""
-
-    def __init__(self, builder: Any, count: Any, carried: list[Any]) -> None:
-        self.builder, self.count, self.before = builder, count, builder.block
-        self.body, self.after = builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(self.body)
-        builder.position_at_end(self.body)
-        self.index = builder.phi(_LONG)
-        self.index.add_incoming(_number(0), self.before)
-        self.values = []
-        for value in carried:
-            phi = builder.phi(value.type)
-            phi.add_incoming(value, self.before)
-            self.values.append(phi)
-
-    def close(self, results: list[Any]) -> None:
-        following = self.builder.add(self.index, _number(1))
-        self.index.add_incoming(following, self.body)
-        for phi, result in zip(self.values, results, strict=True):
-            phi.add_incoming(result, self.body)
-        more = self.builder.icmp_signed("<", following, self.count)
-        self.builder.cbranch(more, self.body, self.after)
-        self.builder.position_at_end(self.after)
 
 
 class Place(NamedTuple):
@@ -136,16 +96,16 @@ def _products(builder: Any, place: Place) -> list[Any]:
     """Accumulators of a tile, token by token: Σ a · (w + 128) - 128 · Σ a."""
     start = []
     for token in range(TOKENS):
-        total = _load(builder, _WORD, builder.add(place.sums, _number(4 * token)), 4)
-        start += [_broadcast(builder, builder.neg(builder.shl(total, _number(7, _WORD))))] * VECTORS
-    rows = [builder.add(place.a, builder.mul(place.pitch, _number(token))) for token in range(TOKENS)]
-    loop = _Loop(builder, place.steps, start)
-    column = builder.shl(loop.index, _number(2))
-    base = builder.add(place.panel, builder.shl(loop.index, _number(8)))
-    weights = [_load(builder, _VECTOR, builder.add(base, _number(64 * part)), 64) for part in range(VECTORS)]
+        total = load(builder, _WORD, builder.add(place.sums, number(4 * token)), 4)
+        start += [broadcast(builder, builder.neg(builder.shl(total, number(7, _WORD))), _VECTOR)] * VECTORS
+    rows = [builder.add(place.a, builder.mul(place.pitch, number(token))) for token in range(TOKENS)]
+    loop = Loop(builder, place.steps, start)
+    column = builder.shl(loop.index, number(2))
+    base = builder.add(place.panel, builder.shl(loop.index, number(8)))
+    weights = [load(builder, _VECTOR, builder.add(base, number(64 * part)), 64) for part in range(VECTORS)]
     results = []
     for token in range(TOKENS):
-        four = _broadcast(builder, _load(builder, _WORD, builder.add(rows[token], column)))
+        four = broadcast(builder, load(builder, _WORD, builder.add(rows[token], column)), _VECTOR)
         for part in range(VECTORS):
             acc = loop.values[token * VECTORS + part]
             results.append(_multiply_add(builder, acc, weights[part], four))
@@ -166,14 +126,14 @@ def _tile(*, corrected: bool, added: Literal["nothing", "bias", "total"]) -> Any
         results = _products(builder, place)
 
         def of_rows(address: Any, kind: Any, part: int) -> Any:
-            return _load(builder, kind, builder.add(address, _number(64 * part)), 4)
+            return load(builder, kind, builder.add(address, number(64 * part)), 4)
 
         def of_token(address: Any, kind: Any, vector: Any, token: int) -> Any:
-            return _broadcast(builder, _load(builder, kind, builder.add(address, _number(4 * token)), 4), vector)
+            return broadcast(builder, load(builder, kind, builder.add(address, number(4 * token)), 4), vector)
 
         for token in range(TOKENS):
             factor = of_token(place.token_scale, _FLOAT, _FLOATS, token)
-            line = builder.add(place.out, builder.mul(place.out_pitch, _number(token)))
+            line = builder.add(place.out, builder.mul(place.out_pitch, number(token)))
             for part in range(VECTORS):
                 acc = results[token * VECTORS + part]
                 if corrected:
@@ -183,11 +143,11 @@ def _tile(*, corrected: bool, added: Literal["nothing", "bias", "total"]) -> Any
                     acc = builder.sub(acc, builder.mul(of_rows(place.row_sum, _VECTOR, part), centre))
                 value = builder.fmul(builder.sitofp(acc, _FLOATS), of_rows(place.row_scale, _FLOATS, part))
                 value = builder.fmul(value, factor)
-                target = builder.add(line, _number(64 * part))
+                target = builder.add(line, number(64 * part))
                 if added == "bias":
                     value = builder.fadd(value, of_rows(place.bias, _FLOATS, part))
                 elif added == "total":
-                    value = builder.fadd(_load(builder, _FLOATS, target, 4), value)
+                    value = builder.fadd(load(builder, _FLOATS, target, 4), value)
                 builder.store(value, builder.inttoptr(target, _FLOATS.as_pointer())).align = 4
         return context.get_dummy_value()
 
@@ -213,8 +173,8 @@ def integer_tile(typing: Any, place: Any) -> Any:
         place = Place(*(builder.extract_value(arguments[0], index) for index in range(len(Place._fields))))
         for index, result in enumerate(_products(builder, place)):
             token, part = divmod(index, VECTORS)
-            line = builder.add(place.out, builder.mul(place.out_pitch, _number(token)))
-            target = builder.inttoptr(builder.add(line, _number(64 * part)), _VECTOR.as_pointer())
+            line = builder.add(place.out, builder.mul(place.out_pitch, number(token)))
+            target = builder.inttoptr(builder.add(line, number(64 * part)), _VECTOR.as_pointer())
             builder.store(result, target).align = 4
         return context.get_dummy_value()
 
@@ -228,17 +188,17 @@ def _sum_lanes(builder: Any, acc: Any) -> Any:
         mask = ir.Constant(_VECTOR, [(lane + width) % LANES for lane in range(LANES)])
         acc = builder.add(acc, builder.shuffle_vector(acc, acc, mask))
         width //= 2
-    return builder.extract_element(acc, _number(0, _WORD))
+    return builder.extract_element(acc, number(0, _WORD))
 
 
-def _dot(load: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
-    """Code of a loop over 64 columns a step; `load` gives unsigned weights and signed activations of a step."""
+def _dot(operands: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
+    """Code of a loop over 64 columns a step; `operands` gives unsigned weights and signed activations of a step."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         steps = arguments[2]
         zeros = ir.Constant(_VECTOR, [0] * LANES)
-        loop = _Loop(builder, steps, [zeros])
-        unsigned, signed = load(builder, arguments, loop.index)
+        loop = Loop(builder, steps, [zeros])
+        unsigned, signed = operands(builder, arguments, loop.index)
         acc = _multiply_add(builder, loop.values[0], unsigned, signed)
         loop.close([acc])
         return _sum_lanes(builder, acc)
@@ -247,22 +207,22 @@ def _dot(load: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[..., Any]
 
 
 def _load_bytes(builder: Any, arguments: Any, index: Any) -> tuple[Any, Any]:
-    offset = builder.shl(index, _number(6))
-    weights = _load(builder, _VECTOR, builder.add(arguments[0], offset))
+    offset = builder.shl(index, number(6))
+    weights = load(builder, _VECTOR, builder.add(arguments[0], offset))
     # flipping the sign bit of each byte adds 128
     flipped = builder.xor(weights, ir.Constant(_VECTOR, [-0x7F7F7F80] * LANES))
-    return flipped, _load(builder, _VECTOR, builder.add(arguments[1], offset))
+    return flipped, load(builder, _VECTOR, builder.add(arguments[1], offset))
 
 
 def _load_nibbles(builder: Any, arguments: Any, index: Any) -> tuple[Any, Any]:
     weight, a, _, half = arguments
-    offset = builder.shl(index, _number(5))
-    both = _load(builder, _HALF, builder.add(weight, offset))
+    offset = builder.shl(index, number(5))
+    both = load(builder, _HALF, builder.add(weight, offset))
     low = builder.and_(both, ir.Constant(_HALF, [0x0F0F0F0F] * 8))
     high = builder.and_(builder.lshr(both, ir.Constant(_HALF, [4] * 8)), ir.Constant(_HALF, [0x0F0F0F0F] * 8))
     first = builder.add(a, offset)
     join = ir.Constant(_VECTOR, list(range(LANES)))
-    signed = (_load(builder, _HALF, first), _load(builder, _HALF, builder.add(first, half)))
+    signed = (load(builder, _HALF, first), load(builder, _HALF, builder.add(first, half)))
     return builder.shuffle_vector(low, high, join), builder.shuffle_vector(*signed, join)
 
 

@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from quant_bench.numerics.compiled import compiled
+from quant_bench.numerics.hadamard_vectors import LANES, transform_rows
 
-# the last factor, one or two vector registers wide
-_LANES = 16
 # largest order that is multiplied as a matrix
 _DENSE = 160
 
@@ -42,7 +41,7 @@ def factors(n: int) -> Factors:
         known = [j for j in range(twos + 1) if odd << j <= _DENSE and is_known(odd << j)]
         used = known[0] if known else 0
         order = odd << used
-    lanes = min(_LANES, 1 << (twos - used))
+    lanes = min(LANES, 1 << (twos - used))
     return Factors((1 << (twos - used)) // lanes, order, lanes)
 
 
@@ -130,15 +129,16 @@ def transform(
     width = x.shape[-1]
     n = width if size is None else size
     split, rest = factors(n), width // n
-    base = _base(split, rest, x.dtype, inverse)
-    inner = _inner(split.lanes if rest == 1 else 1, x.dtype)
-    fast = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not x.requires_grad
-    if not fast:
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or x.requires_grad:
         return _plain(x, split, rest, inverse)
     rows = x.detach().reshape(-1, width).contiguous()
     out = torch.empty_like(rows)
+    base = _base(split, rest, x.dtype, inverse)
     lanes = split.lanes if rest == 1 else rest
-    _rows(rows.numpy(), base, inner, lanes, out.numpy())
+    if x.dtype == torch.float32 and lanes % LANES == 0:
+        transform_rows(rows.numpy(), base, lanes, rest == 1, out.numpy())
+    else:
+        _rows(rows.numpy(), base, _inner(split.lanes if rest == 1 else 1, x.dtype), lanes, out.numpy())
     return out.reshape(x.shape)
 
 
@@ -173,6 +173,7 @@ def _plain(x: Tensor, split: Factors, rest: int, inverse: bool) -> Tensor:
 
 @compiled()
 def _rows(x: np.ndarray, base: np.ndarray, inner: np.ndarray, lanes: int, out: np.ndarray) -> None:
+    """The same for float64 and for fewer lanes than a vector has."""
     tokens, width = x.shape
     order, small = base.shape[0], inner.shape[0]
     step = order * lanes
