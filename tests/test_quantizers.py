@@ -1,6 +1,7 @@
 """Every quantizer that the registry knows keeps the contract; and the contract notices those that do not."""
 
 import ast
+import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,12 @@ SETTINGS = (
 
 @pytest.mark.parametrize("name", registry.names("quantizers"))
 def test_registered_quantizer_keeps_the_contract(name: str) -> None:
+    quantizer = registry.build("quantizers", name)
+    if "epochs" in {field.name for field in dataclasses.fields(quantizer)}:
+        # a recipe that trains keeps the contract after one pass over few sequences, or never
+        quantizer = dataclasses.replace(quantizer, epochs=1, calibration_batches=1)
     try:
-        refused = check_quantizer(registry.build("quantizers", name))
+        refused = check_quantizer(quantizer)
     except Blocked as missing:
         pytest.skip(str(missing))
     assert refused == {}

@@ -169,12 +169,32 @@ def quantize_weight(
     if not bool(weight.isfinite().all()):
         raise QuantizationError("a weight is not finite: no range covers it")
     grid = Grid(bits, symmetric)
-    rows, columns = weight.shape
-    blocks = _blocks(weight.detach().float(), granularity, group_size)
+    blocks = weight_blocks(weight.detach().float(), granularity, group_size)
     low, high = blocks.amin(-1), blocks.amax(-1)
     if search == "mse":
         low, high = best_clip(blocks, low, high, grid)
-    scale, zero = scale_and_zero(low, high, grid)
+    return quantize_in_ranges(weight, (low, high), grid, granularity, group_size)
+
+
+def quantize_in_ranges(
+    weight: Float[Tensor, "row col"],
+    ranges: tuple[Float[Tensor, " block"], Float[Tensor, " block"]],
+    grid: Grid,
+    granularity: WeightGranularity,
+    group_size: int,
+) -> WeightCodes:
+    """Round a weight matrix to the nearest codes of given ranges; what lies outside gets the nearest end.
+
+    Args:
+        weight: finite weights, one output channel a row.
+        ranges: low and high end for each row of `weight_blocks`.
+        grid: codes.
+        granularity: see `quantize_weight`.
+        group_size: columns a group.
+    """
+    rows, columns = weight.shape
+    blocks = weight_blocks(weight.detach().float(), granularity, group_size)
+    scale, zero = scale_and_zero(*ranges, grid)
     codes = round_to_grid(blocks, scale[:, None], zero[:, None], grid).sub_(grid.offset).to(torch.int8)
     groups = -(-columns // group_size) if granularity == "group" else 1
     codes = codes.reshape(rows, -1)[:, :columns].contiguous()
@@ -185,14 +205,16 @@ def quantize_weight(
     return WeightCodes(
         codes,
         per_row(scale),
-        None if symmetric else per_row(zero - grid.offset),
-        bits=bits,
+        None if grid.symmetric else per_row(zero - grid.offset),
+        bits=grid.bits,
         group_size=group_size if granularity == "group" else None,
         granularity=granularity,
     )
 
 
-def _blocks(weight: Tensor, granularity: WeightGranularity, group_size: int) -> Float[Tensor, "block size"]:
+def weight_blocks(
+    weight: Float[Tensor, "row col"], granularity: WeightGranularity, group_size: int
+) -> Float[Tensor, "block size"]:
     """One row for each scale; a short last group is filled with 0, which lies in every range and rounds exactly."""
     if granularity == "tensor":
         return weight.reshape(1, -1)

@@ -8,13 +8,13 @@ The float model computes the same (up to rounding of float arithmetic): x / s is
 - up -> down, where what lies between commutes with positive factors: a gated product, or ReLU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quant_bench.mechanisms.core import GateBias
@@ -24,6 +24,7 @@ from quant_bench.model import LanguageModel, LinearSite
 from quant_bench.quantization.linears import weight_of
 
 Kind = Literal["norm", "value", "up"]
+Change = Callable[[Tensor], Tensor]
 _FROM_NORM = {
     "attention_norm": ("query", "key", "value", "query_key_value", "output_gate"),
     "mlp_norm": ("gate", "up"),
@@ -79,37 +80,52 @@ def folds_of(model: LanguageModel, layer: int) -> Iterator[Fold]:
 def fold(model: LanguageModel, place: Fold, scale: Float[Tensor, " channel"]) -> None:
     """Divide what the producer gives by positive factors and multiply the weights that read it, in place."""
     with torch.no_grad():
-        columns = place.spread(scale)
-        for site in place.consumers:
-            weight_of(model.module.get_submodule(site.path)).mul_(columns)
-        if place.kind == "norm":
-            _divide_norm(model.module.get_submodule(place.producer), scale)
-            _keep_gate(model, place, scale)
-        else:
-            _divide_rows(model, place, scale)
+        for parameter, change in changes(model, place, scale):
+            parameter.copy_(change(parameter))
 
 
-def _divide_norm(norm: Any, scale: Tensor) -> None:
-    if "gemma" in type(norm).__name__.lower():
-        norm.weight.copy_((1.0 + norm.weight) / scale - 1.0)
+def changes(
+    model: LanguageModel, place: Fold, scale: Float[Tensor, " channel"]
+) -> Iterator[tuple[nn.Parameter, Change]]:
+    """Every parameter that factors reach, and its new value as a function of its old one; gradients reach the factors.
+
+    A parameter comes once a place; several places of a layer may reach it, in any order.
+    """
+    columns = place.spread(scale)
+    for site in place.consumers:
+        linear: Any = model.module.get_submodule(site.path)
+        yield linear.weight, _times(columns[:, None] if isinstance(linear, Conv1D) else columns)
+    if place.kind == "norm":
+        yield from _norm_changes(model, place, scale)
     else:
-        norm.weight.div_(scale)
+        yield from _row_changes(model, place, scale)
+
+
+def _times(factor: Tensor) -> Change:
+    return lambda values: values * factor
+
+
+def _norm_changes(
+    model: LanguageModel, place: Fold, scale: Float[Tensor, " channel"]
+) -> Iterator[tuple[nn.Parameter, Change]]:
+    norm: Any = model.module.get_submodule(place.producer)
+    if "gemma" in type(norm).__name__.lower():
+        yield norm.weight, lambda weight: (1.0 + weight) / scale - 1.0
+    else:
+        yield norm.weight, lambda weight: weight / scale
     if getattr(norm, "bias", None) is not None:
-        norm.bias.div_(scale)
-
-
-def _keep_gate(model: LanguageModel, place: Fold, scale: Tensor) -> None:
-    """An arm's gate that is no product of its own reads the norm too, each head a slice of it or all of it."""
+        yield norm.bias, lambda bias: bias / scale
+    # an arm's gate that is no product of its own reads the norm too, each head a slice of it or all of it
     attention = model.layout.attentions[place.layer]
-    if not place.consumers[0].path.startswith(f"{attention}."):
-        return
     gate = getattr(model.module.get_submodule(attention), "output_gate", None)
-    if isinstance(gate, HeadGate):
+    if place.consumers[0].path.startswith(f"{attention}.") and isinstance(gate, HeadGate):
         weight = gate.weights[0]
-        weight.mul_(scale.view(weight.shape[0], 1, -1))
+        yield weight, _times(scale.view(weight.shape[0], 1, -1))
 
 
-def _divide_rows(model: LanguageModel, place: Fold, scale: Tensor) -> None:
+def _row_changes(
+    model: LanguageModel, place: Fold, scale: Float[Tensor, " channel"]
+) -> Iterator[tuple[nn.Parameter, Change]]:
     linear: Any = model.module.get_submodule(place.producer)
     factors = scale
     if place.kind == "value":
@@ -121,10 +137,11 @@ def _divide_rows(model: LanguageModel, place: Fold, scale: Tensor) -> None:
             else:
                 factors.view(-1, 3, place.heads[1])[:, 2] = scale.view(-1, place.heads[1])
         for gate in _read_gates(model, place.producer, place.layer):
-            gate.weight.mul_(scale.view_as(gate.weight))
-    weight_of(linear).div_(factors[:, None])
+            yield gate.weight, _times(scale.view_as(gate.weight))
+    rows_of = factors if isinstance(linear, Conv1D) else factors[:, None]
+    yield linear.weight, lambda weight: weight / rows_of
     if linear.bias is not None:
-        linear.bias.div_(factors)
+        yield linear.bias, lambda bias: bias / factors
 
 
 def _read_gates(model: LanguageModel, value: str, layer: int) -> list[Any]:

@@ -100,21 +100,30 @@ class LayerStream:
         save_file({"state": state.contiguous()}, file)
         return file
 
-    def _state(self, batch: int) -> State:
-        kept = self._states[batch]
-        return load_file(kept)["state"].to(self._device(batch)) if isinstance(kept, Path) else kept
+    @property
+    def batches(self) -> int:
+        """Number of calibration batches."""
+        return len(self._states)
 
-    def _device(self, batch: int) -> torch.device:
-        return next(self._layers[self.layer].parameters()).device
+    def state(self, batch: int) -> State:
+        """The layer's input (after the last layer: its output)."""
+        kept = self._states[batch]
+        return load_file(kept)["state"].to(self._device()) if isinstance(kept, Path) else kept
+
+    def _device(self) -> torch.device:
+        return next(self._layers[min(self.layer, len(self._layers) - 1)].parameters()).device
+
+    def call(self, batch: int) -> _Call:
+        """What the layer is called with beside its input; to call it any number of times."""
+        arguments, options = self._calls[batch][self.layer]
+        # an arm's own objects may remember what they were called with (routers over depth do)
+        return arguments, {name: value if _plain(value) else copy.deepcopy(value) for name, value in options.items()}
 
     def _outputs(self, final: bool) -> Iterator[tuple[int, State]]:
-        for batch in range(len(self._states)):
-            arguments, options = self._calls[batch][self.layer]
-            if not final:
-                # an arm's own objects may remember what they were called with (routers over depth do)
-                options = {name: value if _plain(value) else copy.deepcopy(value) for name, value in options.items()}
+        for batch in range(self.batches):
+            arguments, options = self._calls[batch][self.layer] if final else self.call(batch)
             with torch.no_grad():
-                output = self._layers[self.layer](self._state(batch), *arguments, **options)
+                output = self._layers[self.layer](self.state(batch), *arguments, **options)
             yield batch, output[0] if isinstance(output, tuple) else output
 
     def run(self, each: Callable[[], None] | None = None) -> None:
