@@ -75,7 +75,19 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert torch.equal(together, torch.cat([transform(row[None]) for row in x]))
 
 
-@pytest.mark.parametrize(("width", "size"), [(1536, None), (15 * 64, None), (12 * 64, 12), (32 * 32, 32), (576, None)])
+@pytest.mark.parametrize(
+    ("width", "size"),
+    [
+        (1536, None),
+        (15 * 64, None),
+        (12 * 64, 12),
+        (32 * 32, 32),
+        (576, None),
+        (2304, None),
+        (7 * 64, None),
+        (37 * 64, None),
+    ],
+)
 @pytest.mark.parametrize("inverse", [False, True])
 def test_vector_form_equals_the_scalar_one(width: int, size: int | None, inverse: bool) -> None:
     x = torch.randn(7, width, generator=torch.Generator().manual_seed(1))

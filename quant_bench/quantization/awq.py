@@ -11,10 +11,10 @@ from quant_bench.errors import QuantizationError
 from quant_bench.lowbit.codes import WeightCodes, quantize_weight
 from quant_bench.model import LanguageModel, LinearSite
 from quant_bench.numerics.integers import Grid, round_to_grid, scale_and_zero
+from quant_bench.quantization.float_pass import float_moments
 from quant_bench.quantization.folding import Fold, fold, folds_of
-from quant_bench.quantization.layerwise import LayerStream
 from quant_bench.quantization.linears import weight_of
-from quant_bench.quantization.moments import Moments, layer_moments
+from quant_bench.quantization.moments import Moments
 from quant_bench.quantizer import Calibration, SchemeQuantizer
 
 # of the published code: exponents 0 to 0.95, and clips down to 0.55 of the range, in steps of a twentieth
@@ -47,23 +47,20 @@ def awq_weights(
     Source: Lin et al. 2023, section 3.2 and its code (auto_scale, auto_clip), https://arxiv.org/abs/2306.00978.
     """
     codes: dict[str, WeightCodes] = {}
-    with LayerStream(model, calibration) as stream:
-        for layer in range(len(model.layout.layers)):
-            moments = layer_moments(model, stream, second=True)
-            stream.advance()
-            for place in folds_of(model, layer) if scales else ():
-                inputs = moments[place.consumers[0].path]
-                scale = best_scale(model, place, inputs, scheme)
-                fold(model, place, scale)
-                scaled = inputs.divided(place.spread(scale))
-                moments |= {site.path: scaled for site in place.consumers}
-            for site in (site for site in model.layout.linears if site.layer == layer):
-                weight, second = weight_of(model.module.get_submodule(site.path)), moments[site.path].second
-                assert second is not None
-                if not bool(weight.isfinite().all()):
-                    raise QuantizationError(f"{site.path}: a weight is not finite: no range covers it")
-                searched = clip and site.role not in _UNCLIPPED
-                codes[site.path] = clipped_codes(weight, second, scheme) if searched else _nearest(weight, scheme)
+    for layer, moments in enumerate(float_moments(model, calibration, second=True)):
+        for place in folds_of(model, layer) if scales else ():
+            inputs = moments[place.consumers[0].path]
+            scale = best_scale(model, place, inputs, scheme)
+            fold(model, place, scale)
+            scaled = inputs.divided(place.spread(scale))
+            moments |= {site.path: scaled for site in place.consumers}
+        for site in (site for site in model.layout.linears if site.layer == layer):
+            weight, second = weight_of(model.module.get_submodule(site.path)), moments[site.path].second
+            assert second is not None
+            if not bool(weight.isfinite().all()):
+                raise QuantizationError(f"{site.path}: a weight is not finite: no range covers it")
+            searched = clip and site.role not in _UNCLIPPED
+            codes[site.path] = clipped_codes(weight, second, scheme) if searched else _nearest(weight, scheme)
     return lambda site, linear: codes[site.path]
 
 

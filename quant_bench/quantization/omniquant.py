@@ -85,7 +85,7 @@ def omniquant(model: LanguageModel, scheme: SchemeQuantizer, calibration: Calibr
     Raises:
         QuantizationError: no calibration, or a loss or weight that is not finite.
     """
-    rows = [row for ids in calibration.batches for row in ids.split(1)]
+    rows = [row for ids in calibration.batches for row in torch.split(ids, 1)]
     singles = replace(calibration, batches=tuple(rows))
     learned = Learned({}, [], [], ())
     with LayerStream(model, singles) as plain, LayerStream(model, singles) as rounded:

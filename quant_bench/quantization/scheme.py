@@ -1,6 +1,5 @@
 """apply_scheme: the body that all recipes over integer codes share."""
 
-import hashlib
 from collections.abc import Callable
 
 import torch
@@ -16,6 +15,7 @@ from quant_bench.numerics.integers import Grid, scale_and_zero
 from quant_bench.numerics.tails import Range
 from quant_bench.quantization import full
 from quant_bench.quantization.coverage import coverage_of, require_coverage
+from quant_bench.quantization.fingerprint import fingerprint
 from quant_bench.quantization.keyvalue import round_key_values
 from quant_bench.quantization.linears import RoundedLinear, bias_of, replace_linears, weight_of
 from quant_bench.quantization.rounding import DynamicRounding, StaticRounding
@@ -114,7 +114,7 @@ def _static_ranges(
 
     rule = RangeRule(scheme.activation_range, scheme.percentile, scheme.momentum)
     batches = calibration.batches[: scheme.calibration_batches]
-    weights = _fingerprint(model)
+    weights = fingerprint(model)
     key = (weights, calibration.sha256, len(batches), rule, sites)
     if key in _ranges:
         return _ranges[key]
@@ -135,19 +135,6 @@ _ranges: dict[object, dict[str, Range]] = {}
 def forget_ranges() -> None:
     """Drop the ranges that are kept for the next quantization of the same float model."""
     _ranges.clear()
-
-
-def _fingerprint(model: LanguageModel) -> str | None:
-    """Digest of what a float model computes: weights, configuration, modules. None where an arm hooked something in."""
-    marks = ("attention_core", "query_key_transform", "key_value_transform")
-    for module in model.module.modules():
-        if module._forward_hooks or module._forward_pre_hooks or any(hasattr(module, mark) for mark in marks):
-            return None
-    digest = hashlib.sha256(f"{model.config}{model.module}{model.device}".encode())
-    for name, tensor in model.module.state_dict().items():
-        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def _nearest(linear: nn.Module, scheme: SchemeQuantizer) -> WeightCodes:

@@ -7,10 +7,10 @@ from torch import Tensor
 from quant_bench.lowbit.activation import ActivationRule, fake_quantize
 from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.model import LanguageModel
+from quant_bench.quantization.float_pass import float_moments
 from quant_bench.quantization.folding import Fold, fold, folds_of
-from quant_bench.quantization.layerwise import LayerStream
 from quant_bench.quantization.linears import weight_of
-from quant_bench.quantization.moments import Moments, layer_moments
+from quant_bench.quantization.moments import Moments
 from quant_bench.quantizer import Calibration, SchemeQuantizer
 
 # strengths that a search tries, and tokens of each batch that it measures them on
@@ -39,17 +39,14 @@ def smooth(
         QuantizationError: no calibration batches, or inputs that are not finite.
     """
     used: dict[str, float] = {}
-    with LayerStream(model, calibration) as stream:
-        for layer in range(len(model.layout.layers)):
-            moments = layer_moments(model, stream, rows=_ROWS if alpha is None else 0)
-            stream.advance()
-            for place in folds_of(model, layer):
-                if norms_only and place.kind != "norm":
-                    continue
-                inputs = moments[place.consumers[0].path]
-                chosen = alpha if alpha is not None else best_alpha(model, place, inputs, scheme)
-                fold(model, place, smoothing_scale(model, place, inputs, chosen))
-                used[place.producer] = chosen
+    for layer, moments in enumerate(float_moments(model, calibration, rows=_ROWS if alpha is None else 0)):
+        for place in folds_of(model, layer):
+            if norms_only and place.kind != "norm":
+                continue
+            inputs = moments[place.consumers[0].path]
+            chosen = alpha if alpha is not None else best_alpha(model, place, inputs, scheme)
+            fold(model, place, smoothing_scale(model, place, inputs, chosen))
+            used[place.producer] = chosen
     return used
 
 

@@ -42,7 +42,7 @@ def straight_through(
     """Values on the grid of each block's range; rounding has the gradient of the identity, the scale its own."""
     scale, zero = scale_and_zero(low, high, grid)
     scale, zero = scale[:, None], zero[:, None]
-    codes: Tensor = _Round.apply(blocks / scale)
+    codes: Tensor = _Round.apply(blocks / scale)  # type: ignore[no-untyped-call]
     return ((codes + zero).clamp(grid.low, grid.high) - zero) * scale
 
 
