@@ -191,7 +191,9 @@ def _calibration(run: _Run, planned: PlannedCell, model: LanguageModel) -> Calib
 def _quantized(planned: PlannedCell, model: LanguageModel, calibration: Calibration) -> LanguageModel:
     model = planned.quantizer.quantize(model, calibration)
     # what stays in float is the same float32 arithmetic through a packed product, about a tenth faster
-    pack_float_linears_(model.module)
+    # (keys of depth routers excepted, which a router folds into its queries as long as they are plain)
+    folded = {site.path for site in model.layout.linears if site.role == "depth_key"}
+    pack_float_linears_(model.module, skip=folded)
     return model
 
 

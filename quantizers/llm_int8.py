@@ -30,6 +30,8 @@ class LlmInt8(SchemeQuantizer):
             raise SpecError(f"threshold must not be negative; got {self.threshold!r}")
         if self.scope == "full":
             raise NotApplicable("llm_int8 splits products, and scope=full would round the halves before they are added")
+        if self.weight_bits == 16 and self.activation_bits < 16:
+            raise NotApplicable("llm_int8 keeps outlier columns beside integer weights, and weight_bits=16 has none")
         kept: dict[str, Tensor] = {}
 
         def weights(site: LinearSite, linear: nn.Module) -> WeightCodes:

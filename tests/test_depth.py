@@ -1,6 +1,7 @@
 """Depth routing: plain forward passes written here, transformers' own block attention residual, and the contract."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quant_bench import models, registry
+from quant_bench import models, registry, runner
 from quant_bench.depth import Read, routers_of
 from quant_bench.errors import NotApplicable, SpecError
 from quant_bench.mechanisms import undecayed
@@ -351,6 +352,29 @@ def test_every_recipe_works_on_routers_and_its_executions_are_equal(arm: str, re
     assert torch.equal(*logits)
 
 
+def test_coverage_counts_a_key_for_every_source() -> None:
+    model = registry.build("quantizers", "w8a8").quantize(
+        models.attach(tiny_model("llama"), "attnres_oasis"), Calibration()
+    )
+    width, inner = 48, 64
+    attention, mlp, head = 2 * width * width + 2 * width * 24, 3 * width * 80, width * 97
+    # routers of the two layers have 2, 3, 3 and 4 sources
+    layers = 2 * (attention + mlp) + (4 + 2 + 3 + 3 + 4) * width * inner
+    assert model.coverage.mac_share == pytest.approx(layers / (layers + head))
+
+
+def test_a_run_of_the_float_model_reads_sources_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: Any = SimpleNamespace(quantizer=registry.build("quantizers", "none"))
+    model = runner._quantized(planned, models.attach(tiny_model("llama"), "attnres_oasis"), Calibration())
+    plain = models.attach(tiny_model("llama"), "attnres_oasis")
+    keys: list[Tensor] = []
+    for router in routers_of(model.body):
+        router.get_submodule("key_projection").forward = keys.append  # type: ignore[method-assign, assignment]
+    got = model.module(input_ids=tiny_ids()).logits
+    assert not keys
+    assert torch.allclose(got, plain.module(input_ids=tiny_ids()).logits, atol=1e-4)
+
+
 def test_history_keeps_what_scope_full_rounds() -> None:
     quantizer = registry.build("quantizers", "w4a4-static(calibration_batches=1)")
     model = models.attach(tiny_model("llama"), "attnres_oasis")
@@ -395,7 +419,16 @@ def test_what_does_not_compose_is_refused(text: str, match: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["attnres(blocks=0)", "attnres(beta=-1.0)", "attnres(coupled=True,beta=0.0)", "attnres(gamma=0.1)"]
+    "text",
+    [
+        "attnres(blocks=0)",
+        "attnres(coupled=True,beta=-1.0)",
+        "attnres(coupled=True,beta=0.0)",
+        "attnres(gamma=0.1)",
+        # what would change nothing
+        "attnres_oasis(beta=0.5)",
+        "attnres_oasis(beta_rate=100.0)",
+    ],
 )
 def test_settings_out_of_range_are_usage_errors(text: str) -> None:
     with pytest.raises(SpecError):

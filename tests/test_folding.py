@@ -70,6 +70,14 @@ def test_random_factors_change_no_float_model(family: str, places: int) -> None:
     assert_same(after, before)
 
 
+def test_a_norm_without_a_gain_takes_no_factors() -> None:
+    model = tiny_model("opt", layer_norm_elementwise_affine=False)
+    before = logits(model)
+    # the values' and the first projections' are left
+    assert fold_everywhere(model) == 2 * 2
+    assert_same(logits(model), before)
+
+
 @pytest.mark.parametrize("arm", ARMS)
 def test_random_factors_change_no_arm(arm: str) -> None:
     model = with_arm(arm)

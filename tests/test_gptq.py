@@ -112,6 +112,18 @@ def test_features_without_input_are_rounded_to_the_nearest() -> None:
     assert bool(((found.dequantize() - weight)[:, 7].abs() <= step / 2 * 1.001).all())
 
 
+@pytest.mark.parametrize("act_order", [False, True])
+def test_features_without_input_leave_the_others_as_they_are_without_them(act_order: bool) -> None:
+    x = 1e-3 * correlated(20)
+    weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(4))
+    half = gptq_encode(
+        weight[:, :20], x.T @ x, registry.build("quantizers", "gptq:w4a16g20"), GptqRule(act_order=act_order)
+    )
+    x = torch.cat((x, torch.zeros_like(x)), 1)
+    found = gptq_encode(weight, x.T @ x, registry.build("quantizers", "gptq:w4a16g20"), GptqRule(act_order=act_order))
+    assert torch.equal(found.unpacked()[:, :20], half.unpacked())
+
+
 def test_singular_second_moments_say_what_to_do() -> None:
     model = tiny_model("llama")
     ids = torch.full((1, 4), 5)

@@ -64,3 +64,5 @@ def test_llm_int8_refuses_what_makes_no_sense() -> None:
     static = registry.build("quantizers", "llm_int8:w8a8-static")
     with pytest.raises(NotApplicable, match="scope=full"):
         static.quantize(tiny_model("llama"), Calibration())
+    with pytest.raises(NotApplicable, match="weight_bits=16"):
+        registry.build("quantizers", "llm_int8:w16a8").quantize(tiny_model("llama"), Calibration())

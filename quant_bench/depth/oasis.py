@@ -48,6 +48,8 @@ class OasisRouter(Router):
                 nn.init.normal_(projection.weight, 0.0, 0.02 / math.sqrt(inner))
         if draw == "zero_query":
             nn.init.zeros_(self.query_projection.weight)
+        # for coverage: a key of each source, which are the embedding, a state a layer, and two within the layer at most
+        self.calls_a_token = {"key_projection": place // 2 + 2 + place % 2}
         self.rho = nn.Parameter(like.new_full((), start), requires_grad=like.requires_grad)
 
     def begin(self, routers: Sequence[Router], embedding: State) -> "OasisPass":

@@ -1,8 +1,10 @@
 """Router: what stands behind every sublayer in place of the residual sum, and the state of one forward pass."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -73,6 +75,16 @@ class Router(nn.Module, ABC):
 
 class Pass(ABC):
     """What one forward pass remembers from sublayer to sublayer."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pass":
+        """A pass that goes on by itself; states are shared, since nothing changes them."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(other, name, [*value])
+            elif isinstance(value, Pass):
+                setattr(other, name, copy.deepcopy(value, memo))
+        return other
 
     @abstractmethod
     def read(self, router: Router, state: State, output: State, psi: Psi | None) -> State:

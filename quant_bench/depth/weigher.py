@@ -52,6 +52,9 @@ class DepthRule:
             raise SpecError("clipped depth weights need gamma at most 0 and zeta at least 1")
         if not 0 <= self.beta <= LARGEST_BETA:
             raise SpecError(f"beta must lie between 0 and {LARGEST_BETA:g}; got {self.beta!r}")
+        of_coupling = (self.centred, self.beta, self.train_beta, self.beta_rate)
+        if not self.coupled and of_coupling != (True, BETA, True, 1.0):
+            raise SpecError("centred, beta, train_beta and beta_rate are settings of coupled=True")
         if self.coupled and self.train_beta and self.beta == 0:
             raise SpecError("beta=0 cannot be learned (it is a softplus); set train_beta=False, or start above 0")
 

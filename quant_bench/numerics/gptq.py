@@ -19,15 +19,16 @@ FindScales = Callable[[Tensor], Scales]
 def inverse_factor(second: Float[Tensor, "col col"], damping: float) -> Float[Tensor, "col col"]:
     """Upper Cholesky factor of the inverse of second moments, whose diagonal is raised by `damping` times its mean.
 
-    A feature that was 0 in every calibration token has no second moment: it gets 1 on the diagonal, so that its
-    weights are rounded to the nearest and pass no error on.
+    A feature that was 0 in every calibration token has no second moment: it gets the mean of the others on the
+    diagonal, so that its weights are rounded to the nearest, pass no error on, and leave the damping as it is.
 
     Raises:
         QuantizationError: the damped matrix is not positive definite.
     """
     matrix = second.double().clone()
     diagonal = matrix.diagonal()
-    diagonal[diagonal == 0] = 1.0
+    unused = diagonal == 0
+    diagonal[unused] = 1.0 if bool(unused.all()) else diagonal[~unused].mean()
     diagonal += damping * diagonal.mean()
     # of the matrix read backwards: its factor, read backwards, is upper, and that one's inverse is what is wanted
     lower, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1))

@@ -38,12 +38,13 @@ def coverage_of(model: LanguageModel, notes: tuple[str, ...] = ()) -> Coverage:
         if description is not None:
             size = _size(module)
             quantized[path] = description
-            products, covered = products + size, covered + size
+            work = size * _calls(model, path)
+            products, covered = products + work, covered + work
             stored += _stored(getattr(module, "weight", None))
             dense += size * FLOAT_BYTES
         elif isinstance(module, nn.Linear | Conv1D) or hasattr(module, FLOAT_BECAUSE):
             skipped[path] = _reason(model, path, module)
-            products += _size(module)
+            products += _size(module) * _calls(model, path)
         elif isinstance(module, nn.Embedding):
             if hasattr(module, "output_rounding"):
                 quantized[path] = "a lookup: weights and output rounded per tensor, static (storage stays in float)"
@@ -88,6 +89,17 @@ def _stored(weight: Any) -> int:
     if not is_traceable_wrapper_subclass(weight):
         return getattr(weight, "nbytes", 0)
     return sum(_stored(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
+
+
+def _calls(model: LanguageModel, path: str) -> int:
+    """How often a product runs for one token: once, but for what a module around it names in `calls_a_token`."""
+    names = path.split(".")
+    for depth in range(1, len(names)):
+        around: Any = model.module.get_submodule(".".join(names[:depth]))
+        calls: dict[str, int] = getattr(around, "calls_a_token", {})
+        if names[depth] in calls:
+            return calls[names[depth]]
+    return 1
 
 
 def _size(module: nn.Module) -> int:

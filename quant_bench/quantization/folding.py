@@ -68,6 +68,9 @@ def folds_of(model: LanguageModel, layer: int) -> Iterator[Fold]:
         # a norm behind its block feeds the residual sum too
         norms = {site.kind: site.path for site in model.layout.sites if site.layer == layer}
         for kind, roles in _FROM_NORM.items():
+            # a norm without a gain (OPT has the setting) has no place for factors
+            if getattr(model.module.get_submodule(norms[kind]), "weight", None) is None:  # type: ignore[index]
+                continue
             yield Fold(layer, "norm", norms[kind], tuple(site for site in sites if site.role in roles))  # type: ignore[index]
     value = by_role.get("value", by_role.get("query_key_value"))
     if value is not None and _reads_scale(model, value, layer):
