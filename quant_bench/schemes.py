@@ -112,8 +112,8 @@ def label(canonical: str) -> str:
     says follows in parentheses, and `expand` of the label means the same settings again.
     """
     spec = Spec.parse(canonical)
-    # another kind of quantizer has settings of its own; a recipe is known by never lacking both bits
-    if spec.name != "rtn" and not {"weight_bits", "activation_bits"} & set(spec.settings):
+    # another kind of quantizer has settings of its own; a recipe is known by what it says of weights or activations
+    if spec.name != "rtn" and not any(key.startswith(("weight_", "activation_")) for key in spec.settings):
         return canonical
     full = dict(DEFAULTS) | dict(spec.settings)
     prefix = "" if spec.name == "rtn" else f"{spec.name}:"

@@ -182,6 +182,9 @@ def test_a_label_is_the_scheme_again(text: str, suffix: str, recipe: str) -> Non
 def test_a_label_says_what_the_scheme_does_not() -> None:
     assert schemes.label("rtn(activation_bits=4,weight_bits=4,weight_range=mse)") == "w4a4(weight_range=mse)"
     assert schemes.label("rtn(weight_bits=4)") == "rtn(weight_bits=4)"
+    # 8 bits are the default, which no canonical text says
+    static = {key: value for key, value in schemes.expand("w8a8-static").settings.items() if not key.endswith("_bits")}
+    assert schemes.label(str(Spec("smoothquant", static | {"alpha": 0.8}))) == "smoothquant:w8a8-static(alpha=0.8)"
     assert schemes.label("none") == "none"
     assert schemes.label("quanto(weights=qint8)") == "quanto(weights=qint8)"
 
