@@ -2,7 +2,7 @@
 
 The public surface is this list; importing it is cheap, torch comes with the first use:
 
-- `load_model`, `attach`, `quantize`, `evaluate`: one model, one step at a time; `save` writes one with its arm.
+- `load_model`, `attach`, `quantize`, `evaluate`: one model, one step at a time; `save` writes one, float or quantized.
 - `train`: one arm of a matched tier.
 - `run`: cells end to end, with records.
 - `leaderboard`: the table of a folder of records.

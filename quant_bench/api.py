@@ -95,15 +95,13 @@ def quantize(
     from quant_bench import registry
     from quant_bench.cache import cache_folder
     from quant_bench.data import DataSource
-    from quant_bench.quantizer import Calibration
+    from quant_bench.models import quantize_with
     from quant_bench.weights import calibration_of
 
     chosen = registry.build("quantizers", quantizer)
-    calibration = Calibration()
-    if chosen.calibration_sequences:
-        source = DataSource(None if data is None else Path(data))
-        calibration = calibration_of(model, source, cache_folder(None), chosen.calibration_sequences, seed)
-    return chosen.quantize(model, calibration)
+    source = DataSource(None if data is None else Path(data))
+    calibration = calibration_of(model, source, cache_folder(), chosen.calibration_sequences, seed)
+    return quantize_with(chosen, model, calibration, seed)
 
 
 def evaluate(

@@ -1,7 +1,7 @@
-"""ModelIdentity: which weights a model has; apart from `model.py` so that records and look-ups need no torch."""
+"""ModelIdentity and Recipe: which weights a model has and what quantized it; records and look-ups need no torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class ModelIdentity:
         note: what a reader must know (`dequantized from a Q4_1 GGUF file`), or "".
         training_sha256: of a checkpoint trained here, the digest of all that its training shares with that of other
             arms and seeds (settings, schedule, data): these are compared though their weights differ. Else None.
+        quantized_sha256: of a model that was loaded quantized, the digest of the manifest of its folder, which holds
+            those of its files; all fields above are then those of the float model. Else None.
     """
 
     name: str
@@ -32,3 +34,29 @@ class ModelIdentity:
     trust_remote_code: bool = False
     note: str = ""
     training_sha256: str | None = None
+    quantized_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What made a quantized model of a float one.
+
+    Attributes:
+        quantizer: canonical text.
+        settings: every setting in force, defaults included.
+        version: of the recipe.
+        seed: of its calibration.
+        calibration_sha256: digest of the calibration tokens, None where there were none.
+        calibration: text, split, sequence length and seed, in words.
+        usable: calibration sequences found.
+        wanted: calibration sequences asked for.
+    """
+
+    quantizer: str
+    settings: dict[str, Any]
+    version: int
+    seed: int
+    calibration_sha256: str | None
+    calibration: str
+    usable: int
+    wanted: int

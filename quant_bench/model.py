@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from quant_bench.identity import ModelIdentity as ModelIdentity
+from quant_bench.identity import Recipe as Recipe
 
 Role = Literal[
     "query",
@@ -117,6 +118,7 @@ class LanguageModel:
         token_independent: whether a token's quantized values depend on that token (and static ranges) alone. False
             under dynamic per-tensor ranges: then nothing may share a forward pass, or scores would depend on it.
         execution: `float`, or the execution of the quantized products.
+        recipe: what quantized it (`models.quantize_with` sets it), or None for a float model.
     """
 
     module: nn.Module
@@ -126,6 +128,7 @@ class LanguageModel:
     coverage: Coverage = field(default_factory=Coverage)
     token_independent: bool = True
     execution: Literal["float", "simulated", "integer", "classic", "foreign"] = "float"
+    recipe: Recipe | None = None
 
     @property
     def config(self) -> Any:

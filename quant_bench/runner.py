@@ -23,6 +23,8 @@ from quant_bench.errors import Blocked, NotApplicable, QuantBenchError, RecordEr
 from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.lowbit.memory import release_memory, tune_allocator
 from quant_bench.model import LanguageModel, ModelIdentity
+from quant_bench.models import quantize_with
+from quant_bench.models.recipe import calibration_of as calibration_of_recipe
 from quant_bench.plan import (
     Difference,
     PlannedCell,
@@ -178,9 +180,9 @@ def _run_group(run: _Run, group: list[PlannedCell]) -> None:
 
 def _calibration(run: _Run, planned: PlannedCell, model: LanguageModel) -> Calibration:
     """The calibration that the quantizer asks for, the same for all quantizers of a model that ask for as much."""
+    if model.recipe is not None:
+        return calibration_of_recipe(model.recipe)
     wanted = planned.quantizer.calibration_sequences
-    if wanted == 0:
-        return Calibration()
     key = ("calibration", wanted, planned.cell.seed)
     if key not in run.model_memo:
         run.model_memo[key] = calibration_of(model, run.data, run.cache, wanted, planned.cell.seed)
@@ -189,7 +191,8 @@ def _calibration(run: _Run, planned: PlannedCell, model: LanguageModel) -> Calib
 
 
 def _quantized(planned: PlannedCell, model: LanguageModel, calibration: Calibration) -> LanguageModel:
-    model = planned.quantizer.quantize(model, calibration)
+    if model.recipe is None:
+        model = quantize_with(planned.quantizer, model, calibration, planned.cell.seed)
     # what stays in float is the same float32 arithmetic through a packed product, about a tenth faster
     # (keys of depth routers excepted, which a router folds into its queries as long as they are plain)
     folded = {site.path for site in model.layout.linears if site.role == "depth_key"}

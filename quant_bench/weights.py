@@ -148,6 +148,8 @@ def calibration_of(model: LanguageModel, data: DataSource, cache: Path, sequence
     Raises:
         Blocked: the text is missing.
     """
+    if sequences == 0:
+        return Calibration()
     if own_data.was_trained_here(model):
         return own_data.calibration(model, data, cache, sequences, seed)
     return calibrate.batches_for(model, data.calibration_text(), sequences=sequences, seed=seed)

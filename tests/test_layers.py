@@ -15,7 +15,7 @@ ENGINE = ROOT / "quant_bench"
 # a module may import from rows above its own; modules of one row do not know each other
 ROWS = (
     {"errors", "score", "identity", "_roots", "cache", "corpora", "progress", "samples"},
-    {"spec", "numerics", "statistics", "stream", "mirror", "hub_access", "record_json", "probe"},
+    {"spec", "rebuild", "numerics", "statistics", "stream", "mirror", "hub_access", "record_json", "probe"},
     {"model", "attention", "cell", "coercion", "schemes", "data"},
     {"arm", "quantizer", "task", "record", "registry", "packing", "scoring", "observe", "mechanisms"},
     {"models", "depth"},

@@ -1,7 +1,7 @@
 """Activations on integer grids: which range each value is rounded with, and the rounding itself."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int8, Int32
@@ -49,6 +49,10 @@ class ActivationRule:
     def static(self) -> bool:
         """Whether the range was fixed by calibration."""
         return self.scale is not None
+
+    def settings(self) -> dict[str, Any]:
+        """All but a static range: the arguments to make a rule again."""
+        return {name: getattr(self, name) for name in ("bits", "granularity", "symmetric", "group_size")}
 
     @property
     def grid(self) -> Grid:

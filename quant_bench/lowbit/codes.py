@@ -11,6 +11,7 @@ from torch.nn import functional
 from quant_bench.errors import QuantizationError
 from quant_bench.lowbit.clip import best_clip
 from quant_bench.numerics.integers import Grid, round_to_grid, scale_and_zero
+from quant_bench.rebuild import Parts, rebuildable
 
 WeightGranularity = Literal["tensor", "channel", "group"]
 Search = Literal["minmax", "mse"]
@@ -33,6 +34,7 @@ def unpack_nibbles(packed: UInt8[Tensor, "row half"], columns: int) -> Int8[Tens
     return both[:, :columns].contiguous()
 
 
+@rebuildable("bits", "columns", "group_size", "granularity")
 class WeightCodes(nn.Module):
     """Integer codes of a weight matrix with their scales; value = (code - zero_point) · scale.
 
@@ -85,6 +87,14 @@ class WeightCodes(nn.Module):
         """Follow `fn` to its device, never to its dtype: a rounded scale would be another quantization."""
         super()._apply(lambda tensor: keep_dtype(fn, tensor), recurse)  # type: ignore[no-untyped-call]
         return self
+
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "WeightCodes":
+        """The codes again; they are packed in memory as in a file."""
+        settings, tensors = dict(parts.settings), parts.tensors
+        columns, codes = settings.pop("columns"), tensors["codes"]
+        unpacked = unpack_nibbles(codes, columns) if settings["bits"] <= 4 else codes
+        return cls(unpacked, tensors["scale"], tensors.get("zero_point"), **settings)
 
     @property
     def rows(self) -> int:

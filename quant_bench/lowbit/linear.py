@@ -15,8 +15,10 @@ from quant_bench.lowbit.codes import WeightCodes, keep_dtype
 from quant_bench.lowbit.kernels import VNNI, choose_kernel
 from quant_bench.lowbit.operands import FloatOperand, IntegerOperand
 from quant_bench.quantizer import Execution
+from quant_bench.rebuild import Parts, rebuildable
 
 
+@rebuildable()
 class QuantLinear(nn.Module):
     """y = x Wᵀ + b on integer codes. Inference only: no gradient flows through it.
 
@@ -83,6 +85,22 @@ class QuantLinear(nn.Module):
         columns = min(self.in_features, *sizes) if sizes else self.in_features
         if limits[0] * limits[1] * columns >= 1 << 31:
             raise QuantizationError(f"{self.name}: {columns} columns can overflow int32 accumulators; use groups")
+
+    def settings(self) -> dict[str, Any]:
+        """What is needed beside the tensors to make the layer again."""
+        rule = None if self._rule is None else self._rule.settings()
+        return {"activation": rule, "execution": self.execution, "name": self.name}
+
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "QuantLinear":
+        """The same layer again."""
+        settings, tensors = parts.settings, parts.tensors
+        weight: Any = parts.children["weight"]
+        rule = settings["activation"]
+        if rule is not None:
+            scale, zero = tensors.get("activation_scale"), tensors.get("activation_zero")
+            rule = ActivationRule(**rule, scale=scale, zero_point=zero)
+        return cls(weight, tensors.get("bias"), rule, settings["execution"], settings["name"])
 
     @property
     def activation(self) -> ActivationRule | None:

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from quant_bench.models.arms import arm_of as arm_of
     from quant_bench.models.arms import attach as attach
     from quant_bench.models.arms import attach_to_trained as attach_to_trained
-    from quant_bench.models.arms import save as save
     from quant_bench.models.layouts import layout_of as layout_of
     from quant_bench.models.loading import from_module as from_module
     from quant_bench.models.loading import load_model as load_model
+    from quant_bench.models.recipe import quantize_with as quantize_with
+    from quant_bench.models.saving import save as save
 
 __all__ = [
     *(
@@ -28,7 +29,7 @@ __all__ = [
         "identify",
         "layout_of",
     ),
-    *("load_model", "save"),
+    *("load_model", "quantize_with", "save"),
 ]
 
 
@@ -38,7 +39,7 @@ def __getattr__(name: str) -> Any:
         from quant_bench.models.layouts import layout_of
 
         return layout_of
-    if name in ("attach", "attach_to_trained", "arm_of", "save"):
+    if name in ("attach", "attach_to_trained", "arm_of"):
         from quant_bench.models import arms
 
         return getattr(arms, name)
@@ -46,4 +47,12 @@ def __getattr__(name: str) -> Any:
         from quant_bench.models import loading
 
         return getattr(loading, name)
+    if name == "save":
+        from quant_bench.models.saving import save
+
+        return save
+    if name == "quantize_with":
+        from quant_bench.models.recipe import quantize_with
+
+        return quantize_with
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

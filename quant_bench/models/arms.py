@@ -1,4 +1,4 @@
-"""Arms on models: attaching one by name, and saving and loading a model with the one it has."""
+"""Arms on models: attaching one by name, and loading the weights of a model that has one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,8 @@ def attach(model: LanguageModel, arm: str | Arm, seed: int = 0) -> LanguageModel
     """
     built = registry.build("arms", arm) if isinstance(arm, str) else arm
     text, present = registry.canonical("arms", built), arm_of(model)
+    if model.recipe is not None and text != present:
+        raise ModelError(f"{model.identity.name!r} is quantized ({model.recipe.quantizer}): attach {text} before that")
     if present != "softmax":
         if present == text:
             return model
@@ -82,21 +84,6 @@ def _log_probabilities(model: LanguageModel, ids: Tensor) -> Tensor:
     module: Any = model.module
     logits: Tensor = module(input_ids=ids, use_cache=False).logits
     return torch.log_softmax(logits.double(), -1)
-
-
-def save(model: LanguageModel, folder: Path | str) -> None:
-    """Write a float model, its tokenizer and (in config.json) its arm; `load_model(folder)` gives it back.
-
-    Raises:
-        ModelError: the model is quantized: codes are made again from the float weights.
-    """
-    if model.execution != "float":
-        raise ModelError("only a float model can be saved; quantize it again after loading")
-    module: Any = model.module
-    # names as the modules have them: those of older checkpoint formats are not what `load_weights` looks for
-    module.save_pretrained(folder, save_original_format=False)
-    if model.tokenizer is not None:
-        model.tokenizer.save_pretrained(folder)
 
 
 def load_weights(module: nn.Module, files: list[Path], name: str) -> None:

@@ -1,7 +1,9 @@
 """Loading: from a name, or from a module in memory, to a `LanguageModel` in eval mode with our attention."""
 
+import copy
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from quant_bench.model import LanguageModel
 from quant_bench.models import arms, folders
 from quant_bench.models.layouts import layout_of
 from quant_bench.models.quiet import quiet
+from quant_bench.models.rebuilding import fill
 from quant_bench.models.sources import LoadOptions, Source, find
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,25 +35,33 @@ def load_model(name: str, options: LoadOptions | None = None) -> LanguageModel:
         UnsafeModel: only pickled weights, or custom code that was not allowed.
         Blocked: the model must be downloaded and cannot be, or there is no such CUDA device.
     """
-    options = options or LoadOptions()
+    own_dtype, options = options is None, options or LoadOptions()
     device = _device(options.device)
     if options.dtype not in _DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(_DTYPES)}; got {options.dtype!r}")
     source = find(name, options)
+    stored = source.identity.dtype
+    if stored != options.dtype and not own_dtype:
+        raise ModelError(
+            f"{name!r} was quantized with float parts in {stored}: ask for that dtype, not {options.dtype}"
+        )
     with quiet():
         tokenizer = _tokenizer(source, options)
         arm = folders.arm_of(source.folder)
-        module = _module(source, options) if arm is None else _untrained(source, options)
-    _check_config(module.config, name)
-    rows = module.get_input_embeddings().weight.shape[0]
+        if arm is None and source.manifest is None:
+            module = _module(source, options)
+            model = LanguageModel(_frozen(module), tokenizer, source.identity, layout_of(module))
+        else:
+            model = untrained(_config(source, options), arm or "softmax", source.identity, tokenizer)
+            _set_generation(model.module, source.folder)
+    _check_config(model.config, name)
+    embeddings: Any = model.module.get_submodule(model.layout.embeddings[0])
+    rows = embeddings.weight.shape[0]
     if len(tokenizer) > rows:
         raise ModelError(f"{name!r}: the tokenizer has {len(tokenizer)} tokens, the embedding only {rows} rows")
-    model = LanguageModel(
-        module=_frozen(module), tokenizer=tokenizer, identity=source.identity, layout=layout_of(module)
-    )
-    if arm is not None:
-        delattr(module.config, arms.ARM_KEY)
-        model = arms.attach(model, arm)
+    if source.manifest is not None:
+        model = fill(model, source.manifest, source.folder)
+    elif arm is not None:
         arms.load_weights(model.module, folders.weight_files(source.folder), name)
     model.module.to(device)
     return model
@@ -130,16 +141,42 @@ def _module(source: Source, options: LoadOptions) -> Any:
     return module
 
 
-def _untrained(source: Source, options: LoadOptions) -> Any:
-    """A model of the folder's configuration, for weights that an arm has to be attached for first."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def untrained(config: Any, arm: str, identity: ModelIdentity, tokenizer: Any) -> LanguageModel:
+    """A model of a configuration with its arm, for weights to be loaded into.
+
+    Raises:
+        ModelError: the configuration is none of a model here.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    if hasattr(config, arms.ARM_KEY):
+        delattr(config, arms.ARM_KEY)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = AutoModelForCausalLM.from_config(
+                config, dtype=_DTYPES[identity.dtype], attn_implementation=ATTENTION
+            )
+    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
+        raise ModelError(f"{identity.name!r} cannot be loaded: {error}") from error
+    return arms.attach(LanguageModel(_frozen(module), tokenizer, identity, layout_of(module)), arm)
+
+
+def _set_generation(module: Any, folder: Path) -> None:
+    """Settings of generation (where a text ends), which a configuration alone need not have."""
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def _config(source: Source, options: LoadOptions) -> Any:
+    from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             source.folder, trust_remote_code=options.trust_remote_code, local_files_only=True
         )
-        with torch.random.fork_rng(devices=[]):
-            return AutoModelForCausalLM.from_config(config, dtype=_DTYPES[options.dtype], attn_implementation=ATTENTION)
     except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
         raise ModelError(f"{source.identity.name!r} cannot be loaded: {error}") from error
 

@@ -9,6 +9,7 @@ from quant_bench.cache import cache_folder
 from quant_bench.errors import ModelError, UnsafeModel
 from quant_bench.identity import ModelIdentity
 from quant_bench.models import folders, gguf, hub, wheels
+from quant_bench.models.manifest import Manifest, is_saved, read
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -59,10 +60,11 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Source:
-    """A folder that transformers can load, and which weights it holds."""
+    """A folder that can be loaded, which weights it holds, and its manifest where they are quantized by this suite."""
 
     folder: Path
     identity: ModelIdentity
+    manifest: Manifest | None = None
 
 
 def identify(name: str, options: LoadOptions | None = None) -> ModelIdentity:
@@ -103,6 +105,8 @@ def find(name: str, options: LoadOptions) -> Source:
         )
     folder, commit = hub.snapshot(target, options.revision)
     source = _folder(name, folder, options, cache, "hub")
+    if source.manifest is not None:
+        return source
     return replace(source, identity=replace(source.identity, revision=commit))
 
 
@@ -119,6 +123,8 @@ def _wheel(name: str, content: wheels.WheelContent, options: LoadOptions, cache:
         source = _folder(name, content.path, options, cache, "pypi")
     else:
         source = _gguf(name, content.path, options, cache, "pypi")
+    if source.manifest is not None:
+        return source
     notes = [note for note in (source.identity.note, f"wheel sha256 {content.sha256}") if note]
     return replace(source, identity=replace(source.identity, note="; ".join(notes)))
 
@@ -140,6 +146,9 @@ def _gguf(name: str, path: Path, options: LoadOptions, cache: Path, kind: Litera
 def _folder(
     name: str, folder: Path, options: LoadOptions, cache: Path, kind: Literal["hub", "folder", "pypi"]
 ) -> Source:
+    if is_saved(folder):
+        saved = read(folder, cache)
+        return Source(folder, saved.identity, saved)
     files = folders.weight_files(folder)
     folders.check_config(folder, options.trust_remote_code)
     identity = ModelIdentity(

@@ -11,6 +11,7 @@ from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms.core import keep_null_mass
 from quant_bench.mechanisms.tiles import Normalizer, Scores, softmax, tiled_attention
 from quant_bench.quantization.rounding import StaticRounding
+from quant_bench.rebuild import rebuildable
 
 Operands = tuple[Query, Key, Key]
 
@@ -37,6 +38,7 @@ def operands_of(core: Any, module: nn.Module, operands: Operands, scaling: float
     return operands if prepare is None else (*prepare(module, *operands, scaling), operands[2])
 
 
+@rebuildable()
 class RoundedAttention(nn.Module):
     """An `AttentionCore` that rounds scores before the mask, probabilities, and context to static ranges.
 

@@ -6,10 +6,12 @@ from torch import Tensor, nn
 
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.integers import Grid
+from quant_bench.rebuild import rebuildable
 
 States = Float[Tensor, "batch kv_head key dim"]
 
 
+@rebuildable("bits")
 class KeyValueRounding(nn.Module):
     """Rounds each token's key and value of a head on the symmetric grid of that vector's largest magnitude.
 
@@ -20,6 +22,7 @@ class KeyValueRounding(nn.Module):
 
     def __init__(self, bits: int) -> None:
         super().__init__()
+        self.bits = bits
         self.end = Grid(bits, symmetric=True).high
 
     def forward(self, key: States, value: States) -> tuple[States, States]:

@@ -9,6 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel, LinearSite
+from quant_bench.rebuild import Parts, rebuildable
 
 Make = Callable[[LinearSite, nn.Module], nn.Module]
 
@@ -71,12 +72,14 @@ def replace_linears(model: LanguageModel, make: Make) -> LanguageModel:
     return model
 
 
+@rebuildable("text")
 class RoundedLinear(nn.Module):
     """A product of float weights with rounded activations: what is left of a scheme whose weights stay in float."""
 
     def __init__(self, linear: nn.Module, rounding: nn.Module, text: str) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight_of(linear), requires_grad=False)
+        # a product with Conv1D's transposed view may differ in the last bit from one with the same weights loaded
+        self.weight = nn.Parameter(weight_of(linear).contiguous(), requires_grad=False)
         bias = bias_of(linear)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.rounding = rounding
@@ -84,6 +87,16 @@ class RoundedLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
         return functional.linear(self.rounding(x), self.weight, self.bias)
+
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "RoundedLinear":
+        """The same layer again."""
+        weight, bias = parts.tensors["weight"], parts.tensors.get("bias")
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias, requires_grad=False)
+        return cls(linear, parts.children["rounding"], parts.settings["text"])
 
     def describe(self) -> str:
         """How it is quantized, for the coverage report."""

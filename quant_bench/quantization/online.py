@@ -7,10 +7,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from quant_bench.numerics.hadamard import transform
+from quant_bench.rebuild import rebuildable
 
 Features = Float[Tensor, "*batch width"]
 
 
+@rebuildable("size")
 class RotatedInput(nn.Module):
     """A product whose input is Hadamard-transformed first; its weights carry the inverse.
 
@@ -33,6 +35,7 @@ class RotatedInput(nn.Module):
         return f"size={self.size}"
 
 
+@rebuildable()
 class RotatedScores(nn.Module):
     """Queries and keys times the Hadamard matrix of a head's size: scores stay, outlier channels of keys are spread."""
 
@@ -42,6 +45,7 @@ class RotatedScores(nn.Module):
         return transform(query), transform(key)
 
 
+@rebuildable("eps")
 class RootMeanSquareNorm(nn.Module):
     """x / sqrt(mean(x²) + eps): a LayerNorm of centred features whose gain and bias were folded away."""
 
@@ -54,6 +58,7 @@ class RootMeanSquareNorm(nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
+@rebuildable()
 class RotatedNorm(nn.Module):
     """A norm *behind* a block, whose gain cannot be folded: the residual's rotation is applied to its output.
 
@@ -74,6 +79,7 @@ class RotatedNorm(nn.Module):
         return transform(out * self.signs.to(out.dtype))
 
 
+@rebuildable()
 class UnrotatedGate(nn.Module):
     """An output gate that reads slices of the layer's input: it gets the input as it was before rotation and folding.
 

@@ -12,8 +12,10 @@ from quant_bench.lowbit.codes import keep_dtype
 from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.model import LanguageModel
 from quant_bench.quantization.coverage import coverage_of
+from quant_bench.rebuild import rebuildable
 
 
+@rebuildable("threshold")
 class OutlierLinear(nn.Module):
     """y = Q(x without its outlier columns) + (outlier columns of x) Wᵀ, the second product in float.
 
@@ -22,16 +24,16 @@ class OutlierLinear(nn.Module):
 
     Args:
         products: the quantized product, over all columns.
-        weight: float weights (output, input), kept: this costs memory on top of the codes.
+        float_weight: weights (output, input), kept: this costs memory on top of the codes.
         threshold: absolute value; every execution sees the same columns.
     """
 
     float_weight: Tensor
 
-    def __init__(self, products: QuantLinear, weight: Float[Tensor, "row col"], threshold: float) -> None:
+    def __init__(self, products: QuantLinear, float_weight: Float[Tensor, "row col"], threshold: float) -> None:
         super().__init__()
         self.products, self.threshold = products, threshold
-        self.register_buffer("float_weight", weight.detach().float().clone())
+        self.register_buffer("float_weight", float_weight.detach().float().clone())
 
     def _apply(self, fn: Any, recurse: bool = True) -> "OutlierLinear":
         """Follow `fn` to its device, never to its dtype, as codes do."""

@@ -11,8 +11,10 @@ from quant_bench.lowbit.activation import ActivationRule, fake_quantize
 from quant_bench.lowbit.codes import keep_dtype
 from quant_bench.numerics.integers import Grid, scale_and_zero
 from quant_bench.numerics.tails import Range
+from quant_bench.rebuild import Parts, hooks_child, rebuildable
 
 
+@rebuildable()
 class StaticRounding(nn.Module):
     """Rounds a tensor to the codes of one fixed range: clamp(round(x / scale), low - zero, high - zero) · scale.
 
@@ -43,6 +45,14 @@ class StaticRounding(nn.Module):
             self._ends = (float(self.low), float(self.high))
         return x.div_(self.scale).round_().clamp_(*self._ends).mul_(self.scale)
 
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "StaticRounding":
+        """The same range again."""
+        made = cls(Range(0.0, 0.0), Grid(8, symmetric=True))
+        for name in ("scale", "low", "high"):
+            getattr(made, name).copy_(parts.tensors[name])
+        return made
+
     def saturated(self, x: Float[Tensor, "*shape"]) -> float:
         """Share of the values that fall off the grid."""
         codes = torch.div(x.float(), self.scale).round_()
@@ -58,6 +68,7 @@ class StaticRounding(nn.Module):
         super()._load_from_state_dict(*arguments, **options)
 
 
+@rebuildable()
 class DynamicRounding(nn.Module):
     """Rounds a tensor to ranges of its own."""
 
@@ -68,13 +79,37 @@ class DynamicRounding(nn.Module):
     def forward(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch col"]:
         return fake_quantize(x, self.rule)
 
+    def settings(self) -> dict[str, Any]:
+        """The rule."""
+        return self.rule.settings()
+
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "DynamicRounding":
+        """The same rule again."""
+        return cls(ActivationRule(**parts.settings))
+
+
+@rebuildable()
+class OutputRoundings(nn.Sequential):
+    """Roundings of a module's output, one after the other."""
+
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "OutputRoundings":
+        """The same roundings again."""
+        return cls(*(parts.children[name] for name in sorted(parts.children, key=int)))
+
 
 def round_output(module: nn.Module, *roundings: nn.Module) -> None:
     """Round the first output of a module from now on, by each of `roundings` in turn.
 
     The hook is a plain function and its state a child module, so a deep copy or a loaded state has its own.
     """
-    module.add_module("output_rounding", nn.Sequential(*roundings))
+    module.add_module("output_rounding", OutputRoundings(*roundings))
+    _hook_output(module)
+
+
+@hooks_child("output_rounding")
+def _hook_output(module: nn.Module) -> None:
     module.register_forward_hook(_round_output)
 
 
@@ -89,6 +124,11 @@ def round_input_(module: nn.Module, rounding: StaticRounding) -> None:
     In place because a residual stream goes two ways: into the norm and around it. Both must see the rounded sum.
     """
     module.add_module("input_rounding", rounding)
+    _hook_input(module)
+
+
+@hooks_child("input_rounding")
+def _hook_input(module: nn.Module) -> None:
     module.register_forward_pre_hook(_round_input, with_kwargs=True)
 
 
