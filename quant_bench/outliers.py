@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quant_bench.lowbit.floats import PackedLinear
+from quant_bench.lowbit.formats import FormatLinear
 from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.moments import measure
@@ -126,6 +127,6 @@ def _weight_incoherence(model: LanguageModel) -> dict[str, float]:
 
 
 def _weight(module: nn.Module) -> Tensor | None:
-    if isinstance(module, QuantLinear):
+    if isinstance(module, QuantLinear | FormatLinear):
         return module.weight.dequantize()
     return module.weight if isinstance(module, nn.Linear | Conv1D | PackedLinear) else None

@@ -72,7 +72,9 @@ def load(kind: Kind, name: str) -> type:
             f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(sorted(places)) or 'none'}"
         )
         if kind == "quantizers" and schemes.looks_like_one(name):
-            hint = "; schemes have 2 to 8 or 16 bits, such as w8a8, w4a16 and w4a4g128-integer"
+            hint = (
+                "; schemes have 2 to 8 or 16 bits, such as w8a8, w4a16 and w4a4g128-integer, or a format, such as fp8"
+            )
         raise UnknownPlugin(f"no {kind.removesuffix('s')} named {name!r}{hint}")
     place = places[name]
     found = _file_module(kind, place) if place.entry is None else place.entry.load()
@@ -91,7 +93,7 @@ def build(kind: Literal["tasks"], text: str) -> "Task": ...
 def build(kind: Kind, text: str) -> Any:
     """Instance that a text stands for: `name` or `name(key=value,…)`.
 
-    For quantizers also `w4a4g128` or `gptq:w4a16`; for arms also several joined by `+`.
+    For quantizers also `w4a4g128`, `gptq:w4a16` or `mxfp4`; for arms also several joined by `+`.
 
     Raises:
         UnknownPlugin: no plugin has that name.
@@ -100,12 +102,12 @@ def build(kind: Kind, text: str) -> Any:
     """
     if kind == "arms" and len(parts := list(joined(text))) > 1:
         return _composed([build("arms", part) for part in parts])
-    spec = Spec.parse(text)
-    shorthand = kind == "quantizers" and schemes.is_scheme(spec.name)
-    spec = schemes.expand(text) if shorthand else spec
+    given = Spec.parse(text)
+    shorthand = kind == "quantizers" and schemes.is_scheme(given.name)
+    spec = schemes.expand(text) if shorthand else given
     plugin = load(kind, spec.name)
     types = setting_types(plugin)
-    if shorthand and not set(schemes.DEFAULTS) <= set(types):
+    if shorthand and not schemes.is_format(given.name) and not set(schemes.DEFAULTS) <= set(types):
         raise SpecError(f"{spec.name} takes no scheme ({text!r}): it is no recipe over integer codes")
     for key in spec.settings:
         if key not in types:

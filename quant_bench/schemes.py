@@ -1,4 +1,4 @@
-"""Scheme shorthands: `w4a4g128-kv8-integer` between people and the full settings of a recipe; knows no torch."""
+"""Shorthands: `w4a4g128-kv8-integer` and `mxfp4` between people and the full settings of a recipe; knows no torch."""
 
 import re
 from collections.abc import Mapping
@@ -54,6 +54,26 @@ SCHEMES: Final[Mapping[str, str]] = {
     "w2a16": "weights in groups of 128, float activations",
 }
 
+FORMATS: Final[Mapping[str, str]] = {
+    "fp8": "e4m3: weights a scale per channel, activations a scale per token, dynamic",
+    "mxfp4": "weights and activations e2m1 in blocks of 32 with power-of-two scales",
+    "nvfp4": "weights and activations e2m1 in blocks of 16 with e4m3 scales",
+    "fp8a16": "weights fp8, float activations",
+    "mxfp4a16": "weights mxfp4, float activations",
+    "nvfp4a16": "weights nvfp4, float activations",
+}
+# the recipe that formats are settings of, and what it means where a setting is not named
+_FORMAT_RECIPE: Final = "fp"
+_FORMAT_DEFAULTS: Final[Mapping[str, Value]] = {
+    "weights": "fp8",
+    "activations": "fp8",
+    "kv_bits": 16,
+    "execution": "simulated",
+}
+
+_FORMAT = re.compile(
+    r"(?P<format>fp8|mxfp4|nvfp4)(?P<float>a16)?(?:-kv(?P<kv>[2-8]))?(?:-(?P<execution>simulated|integer))?"
+)
 _SCHEME = re.compile(
     r"(?:(?P<recipe>[A-Za-z_][A-Za-z0-9_]*):)?"
     r"w(?P<weight>[2-8]|16)a(?P<activation>[2-8]|16)(?:g(?P<group>[1-9][0-9]{0,5}))?(?P<static>-static)?"
@@ -63,12 +83,17 @@ _SCHEME = re.compile(
 
 def is_scheme(name: str) -> bool:
     """Whether a name is a shorthand, with or without a recipe before it."""
-    return _SCHEME.fullmatch(name) is not None
+    return _SCHEME.fullmatch(name) is not None or is_format(name)
+
+
+def is_format(name: str) -> bool:
+    """Whether a name is the shorthand of a floating-point format: `mxfp4`, `nvfp4a16-kv8`."""
+    return _FORMAT.fullmatch(name) is not None
 
 
 def looks_like_one(name: str) -> bool:
     """Whether somebody meant a shorthand, whatever its bits and suffixes."""
-    return re.match(r"(\w+:)?w\d+a\d+", name) is not None
+    return re.match(r"(\w+:)?(w\d+a\d+|fp8|mxfp4|nvfp4)", name) is not None
 
 
 def expand(text: str) -> Spec:
@@ -76,21 +101,39 @@ def expand(text: str) -> Spec:
 
     `wXaY`: weights per channel (in groups of 128 below 8 bits, but for w4a4), activations per token, both symmetric
     with dynamic ranges. `gN`: weights and activations in groups of N. `-static`: the outlier papers' protocol.
-    `-kv8`: 8-bit key/value cache. `-integer`, `-classic`: the execution. 16 bits mean float. Settings may follow in
-    parentheses.
+    `-kv8`: 8-bit key/value cache. `-integer`, `-classic`: the execution. 16 bits mean float. `fp8`, `mxfp4`, `nvfp4`
+    are weights and activations in that format, with `a16` weights alone. Settings may follow in parentheses.
 
     Raises:
         SpecError: no such shorthand, or a setting in parentheses contradicts it.
     """
     given = Spec.parse(text)
-    match = _SCHEME.fullmatch(given.name)
+    recipe, settings = _format(given.name) if is_format(given.name) else _scheme(given.name)
+    for key, value in given.settings.items():
+        if settings.get(key, value) != value:
+            raise SpecError(f"{given.name} already says {key}={settings[key]}; drop {key}={value}")
+    return Spec(recipe, settings | dict(given.settings))
+
+
+def _format(name: str) -> tuple[str, dict[str, Value]]:
+    match = _FORMAT.fullmatch(name)
+    assert match is not None
+    settings: dict[str, Value] = {"weights": match["format"], "activations": match["format"]}
+    settings |= {"activations": "float"} if match["float"] else {}
+    settings |= {"kv_bits": int(match["kv"])} if match["kv"] else {}
+    settings |= {"execution": match["execution"]} if match["execution"] else {}
+    return _FORMAT_RECIPE, settings
+
+
+def _scheme(name: str) -> tuple[str, dict[str, Value]]:
+    match = _SCHEME.fullmatch(name)
     if match is None:
-        raise SpecError(f"{given.name!r} is no scheme; schemes look like w8a8, w4a4g128, w8a8-static, gptq:w4a16-kv8")
+        raise SpecError(f"{name!r} is no scheme; schemes look like w8a8, w4a4g128, w8a8-static, gptq:w4a16-kv8, mxfp4")
     weight, activation = int(match["weight"]), int(match["activation"])
     settings: dict[str, Value] = {"weight_bits": weight, "activation_bits": activation}
     if match["static"]:
         if match["group"] or weight == 16 or activation == 16:
-            raise SpecError(f"{given.name!r}: -static is per tensor with quantized weights and activations")
+            raise SpecError(f"{name!r}: -static is per tensor with quantized weights and activations")
         settings |= dict(_STATIC)
     elif match["group"] or (weight < 8 and (weight, activation) != (4, 4)):
         settings |= {"weight_granularity": "group"} if weight < 16 else {}
@@ -98,10 +141,7 @@ def expand(text: str) -> Spec:
         settings["group_size"] = int(match["group"] or 128)
     settings |= {"kv_bits": int(match["kv"])} if match["kv"] else {}
     settings |= {"execution": match["execution"]} if match["execution"] else {}
-    for key, value in given.settings.items():
-        if settings.get(key, value) != value:
-            raise SpecError(f"{given.name} already says {key}={settings[key]}; drop {key}={value}")
-    return Spec(match["recipe"] or "rtn", settings | dict(given.settings))
+    return match["recipe"] or "rtn", settings
 
 
 @lru_cache(4096)
@@ -112,6 +152,8 @@ def label(canonical: str) -> str:
     says follows in parentheses, and `expand` of the label means the same settings again.
     """
     spec = Spec.parse(canonical)
+    if spec.name == _FORMAT_RECIPE:
+        return _format_label(spec)
     # another kind of quantizer has settings of its own; a recipe is known by what it says of weights or activations
     if spec.name != "rtn" and not any(key.startswith(("weight_", "activation_")) for key in spec.settings):
         return canonical
@@ -121,6 +163,14 @@ def label(canonical: str) -> str:
     if not fits:
         return canonical
     return str(Spec(*min(fits, key=lambda fit: len(fit[1]))))
+
+
+def _format_label(spec: Spec) -> str:
+    full = dict(_FORMAT_DEFAULTS) | dict(spec.settings)
+    if full["activations"] not in (full["weights"], "float"):
+        return str(spec)
+    name = f"{full['weights']}{'a16' if full['activations'] == 'float' else ''}{_suffix(full)}"
+    return str(Spec(name, {key: value for key, value in full.items() if key not in _FORMAT_DEFAULTS}))
 
 
 @lru_cache(4096)
@@ -134,9 +184,12 @@ def execution_of(canonical: str) -> tuple[str, str | None]:
 
 def _candidates(prefix: str, full: Mapping[str, Value]) -> list[str]:
     base = f"{prefix}w{full['weight_bits']}a{full['activation_bits']}"
-    suffix = "" if full["kv_bits"] == 16 else f"-kv{full['kv_bits']}"
-    suffix += "" if full["execution"] == "simulated" else f"-{full['execution']}"
-    return [name + suffix for name in (base, f"{base}g{full['group_size']}", f"{base}-static")]
+    return [name + _suffix(full) for name in (base, f"{base}g{full['group_size']}", f"{base}-static")]
+
+
+def _suffix(full: Mapping[str, Value]) -> str:
+    cache = "" if full["kv_bits"] == 16 else f"-kv{full['kv_bits']}"
+    return cache + ("" if full["execution"] == "simulated" else f"-{full['execution']}")
 
 
 def _unsaid(name: str, full: Mapping[str, Value]) -> dict[str, Value] | None:

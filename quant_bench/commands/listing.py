@@ -33,10 +33,14 @@ def _entries(what: str) -> dict[str, str]:
 
         return {name: alias.description for name, alias in ALIASES.items()}
     if what == "schemes":
-        return dict(schemes.SCHEMES) | {
-            "…-kv8, …-kv4": "with a quantized key/value cache",
-            "…-integer, …-classic": "in this execution; simulated is the default",
-            "RECIPE:…": "by another recipe than rtn",
-        }
+        return (
+            dict(schemes.SCHEMES)
+            | dict(schemes.FORMATS)
+            | {
+                "…-kv8, …-kv4": "with a quantized key/value cache",
+                "…-integer, …-classic": "in this execution; simulated is the default",
+                "RECIPE:…": "by another recipe than rtn",
+            }
+        )
     kind: registry.Kind = next(kind for kind in registry.KINDS if kind == what)
     return {name: registry.summary(kind, name) for name in registry.names(kind)}

@@ -37,6 +37,14 @@ class KeyValueRounding(nn.Module):
         return codes.div_(self.end).mul_(largest).to(states.dtype)
 
 
+def key_value_notes(bits: int) -> tuple[str, ...]:
+    """What a coverage report says of attention products in scope `linear`."""
+    if bits == 16:
+        return ("attention products run in float",)
+    held = f"keys and values are rounded to {bits} bits per token and head, and held in float"
+    return ("attention products run in float on rounded keys and values", held)
+
+
 def round_key_values(model: LanguageModel, bits: int) -> None:
     """Let every attention of a model round its new keys and values."""
     for path in model.layout.attentions:

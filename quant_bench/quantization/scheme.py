@@ -16,7 +16,7 @@ from quant_bench.numerics.tails import Range
 from quant_bench.quantization import full
 from quant_bench.quantization.coverage import coverage_of, require_coverage
 from quant_bench.quantization.fingerprint import fingerprint
-from quant_bench.quantization.keyvalue import round_key_values
+from quant_bench.quantization.keyvalue import key_value_notes, round_key_values
 from quant_bench.quantization.linears import RoundedLinear, bias_of, replace_linears, weight_of
 from quant_bench.quantization.rounding import DynamicRounding, StaticRounding
 from quant_bench.quantizer import Calibration, SchemeQuantizer
@@ -150,13 +150,6 @@ def _nearest(linear: nn.Module, scheme: SchemeQuantizer) -> WeightCodes:
 
 
 def _notes(scheme: SchemeQuantizer) -> tuple[str, ...]:
-    notes: list[str] = []
-    if scheme.scope == "full":
-        notes += [full.ATTENTION_NOTE, full.SITES_NOTE]
-    else:
-        notes.append(
-            "attention products run in float" + ("" if scheme.kv_bits == 16 else " on rounded keys and values")
-        )
-    if scheme.kv_bits < 16:
-        notes.append(f"keys and values are rounded to {scheme.kv_bits} bits per token and head, and held in float")
-    return tuple(notes)
+    notes = key_value_notes(scheme.kv_bits)
+    # scope full rounds the products' operands itself
+    return (full.ATTENTION_NOTE, full.SITES_NOTE, *notes[1:]) if scheme.scope == "full" else notes
