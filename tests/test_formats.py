@@ -89,7 +89,7 @@ def test_blocks_are_those_of_the_definition(name, columns):
     weight[1] = 0
     weight[2, :32] *= 1e-6
     scale = weight.abs().max() / np.float32(6 * 448) if name == "nvfp4" else torch.tensor(1.0)
-    found = FormatWeight(weight, name).dequantize()
+    found = FormatWeight.of(weight, name).dequantize()
     want = torch.stack([by_definition(row, name, float(scale)) for row in weight])
     assert torch.allclose(found, want, rtol=1e-6, atol=0)
 
@@ -97,7 +97,7 @@ def test_blocks_are_those_of_the_definition(name, columns):
 def test_fp8_has_a_scale_a_channel():
     weight = heavy_tailed(5, 40)
     weight[3] = 0
-    found = FormatWeight(weight, "fp8")
+    found = FormatWeight.of(weight, "fp8")
     scale = weight.abs().amax(1, keepdim=True) / 448
     scale[3] = 1
     assert torch.equal(found.scale, scale)
@@ -118,7 +118,7 @@ def test_block_scales_are_numbers_of_their_types():
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_elements_are_the_encoded_ones_in_as_many_bits_as_the_format_has(name):
     weight = heavy_tailed(6, 70)
-    stored = FormatWeight(weight, name)
+    stored = FormatWeight.of(weight, name)
     found = encode(weight, FORMATS[name], "row" if name == "fp8" else "tensor")
     assert torch.equal(stored.operand(), found.operand(FORMATS[name].block))
     want = {"fp8": 6 * 70 + 6 * 4, "mxfp4": 6 * 35 + 6 * 3, "nvfp4": 6 * 35 + 6 * 5 + 4}
@@ -128,14 +128,14 @@ def test_stored_elements_are_the_encoded_ones_in_as_many_bits_as_the_format_has(
 def test_a_block_far_below_the_largest_becomes_zeros():
     weight = torch.ones(1, 32)
     weight[0, :16] = 1e-7
-    found = FormatWeight(weight, "nvfp4").dequantize()
+    found = FormatWeight.of(weight, "nvfp4").dequantize()
     assert (found[0, :16] == 0).all()
     assert torch.allclose(found[0, 16:], torch.ones(16))
 
 
 def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(QuantizationError, match="not finite"):
-        FormatWeight(torch.tensor([[1.0, torch.inf]]), "mxfp4")
+        FormatWeight.of(torch.tensor([[1.0, torch.inf]]), "mxfp4")
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -144,12 +144,12 @@ def test_weights_that_are_not_finite_are_refused():
 def test_a_layer_multiplies_what_its_formats_stand_for(name, activation, bias):
     weight, x = heavy_tailed(24, 80), torch.randn(7, 80)
     added = torch.randn(24) if bias else None
-    layer = FormatLinear(FormatWeight(weight, name), added, activation)
+    layer = FormatLinear(FormatWeight.of(weight, name), added, activation)
     rounded = x
     if activation is not None:
         found = encode(x, FORMATS[activation])
         rounded = found.operand(FORMATS[activation].block) * (1 if found.scale is None else found.scale)
-    want = rounded.double() @ FormatWeight(weight, name).dequantize().double().t()
+    want = rounded.double() @ FormatWeight.of(weight, name).dequantize().double().t()
     want = want if added is None else want + added
     assert torch.allclose(layer(x).double(), want, rtol=1e-5, atol=1e-4)
     assert layer(x.half().reshape(1, 7, 80)).shape == (1, 7, 24)
@@ -158,7 +158,7 @@ def test_a_layer_multiplies_what_its_formats_stand_for(name, activation, bias):
 
 @pytest.mark.parametrize("activation", NAMES)
 def test_a_token_depends_on_no_other_and_spoils_none(activation):
-    layer = FormatLinear(FormatWeight(heavy_tailed(16, 64), "fp8"), None, activation)
+    layer = FormatLinear(FormatWeight.of(heavy_tailed(16, 64), "fp8"), None, activation)
     x = heavy_tailed(9, 64)
     whole = layer(x)
     rows = torch.cat([layer(x[index : index + 1]) for index in range(9)])
@@ -182,11 +182,11 @@ def test_a_scale_of_the_tensor_is_shared_by_its_tokens():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_change_of_dtype_and_no_copy_changes_a_layer(name):
-    layer = FormatLinear(FormatWeight(heavy_tailed(8, 48), name), torch.randn(8), name)
+    layer = FormatLinear(FormatWeight.of(heavy_tailed(8, 48), name), torch.randn(8), name)
     x = torch.randn(3, 48)
     want = layer(x)
     assert torch.equal(copy.deepcopy(layer).half().to(torch.bfloat16)(x), want)
-    other = FormatLinear(FormatWeight(heavy_tailed(8, 48, 1), name), torch.randn(8), name)
+    other = FormatLinear(FormatWeight.of(heavy_tailed(8, 48, 1), name), torch.randn(8), name)
     other(x)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x), want)

@@ -27,6 +27,8 @@ class FormatWeight(nn.Module):
     """A weight matrix in a floating-point format, stored in as many bits as the format has.
 
     Attributes:
+        name: of the format.
+        columns: number of columns before packing.
         elements: float8_e4m3fn (row, col), or uint8 (row, half) with two e2m1 codes a byte (sign, then magnitude).
         block_scale: float8_e4m3fn (row, block), or uint8 exponents plus 127 (e8m0); None without blocks.
         scale: float32 (row, 1) or (1, 1); None without a float32 scale.
@@ -36,17 +38,34 @@ class FormatWeight(nn.Module):
     block_scale: Tensor | None
     scale: Tensor | None
 
-    def __init__(self, weight: Float[Tensor, "row col"], name: FormatName) -> None:
+    def __init__(
+        self, elements: Tensor, block_scale: Tensor | None, scale: Tensor | None, name: FormatName, columns: int
+    ) -> None:
         super().__init__()
+        self.name: FormatName = name
+        self.rows, self.columns = elements.shape[0], columns
+        self.register_buffer("elements", elements)
+        self.register_buffer("block_scale", block_scale)
+        self.register_buffer("scale", scale)
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "row col"], name: FormatName) -> "FormatWeight":
+        """Round a weight matrix.
+
+        Raises:
+            QuantizationError: a weight is not finite.
+        """
         if not bool(weight.isfinite().all()):
             raise QuantizationError("a weight is not finite: no range covers it")
-        self.form: Format = FORMATS[name]
-        self.rows, self.columns = weight.shape
+        form = FORMATS[name]
         # a format with blocks has one float32 scale for the matrix, fp8 one for each channel
-        found = encode(weight.detach(), self.form, "row" if self.form.block is None else "tensor")
-        self.register_buffer("elements", _stored(found.elements, self.form))
-        self.register_buffer("block_scale", _stored_scale(found, self.form))
-        self.register_buffer("scale", found.scale)
+        found = encode(weight.detach(), form, "row" if form.block is None else "tensor")
+        return cls(_stored(found.elements, form), _stored_scale(found, form), found.scale, name, weight.shape[1])
+
+    @property
+    def form(self) -> Format:
+        """Elements and blocks."""
+        return FORMATS[self.name]
 
     @property
     def nbytes(self) -> int:
@@ -116,7 +135,7 @@ class FormatLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.in_features, self.out_features = weight.columns, weight.rows
-        self.activation: Format | None = None if activation is None else FORMATS[activation]
+        self.activation: FormatName | None = activation
         self.outer: OuterScale = outer
         self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
         self._operand: Tensor | None = None
@@ -128,8 +147,9 @@ class FormatLinear(nn.Module):
         flat = x.detach().reshape(-1, self.in_features).float()
         scale = None
         if self.activation is not None:
-            found = encode(flat, self.activation, self.outer)
-            flat, scale = found.operand(self.activation.block), found.scale
+            form = FORMATS[self.activation]
+            found = encode(flat, form, self.outer)
+            flat, scale = found.operand(form.block), found.scale
         out = functional.linear(flat, self._operand)
         if self.weight.scale is not None:
             out *= self.weight.scale.reshape(1, -1)
@@ -145,7 +165,8 @@ class FormatLinear(nn.Module):
         if self.activation is None:
             return f"{weights}; float product: activations are not quantized"
         per = "token" if self.outer == "row" else "tensor"
-        return f"{weights} x A {self.activation.text}{_outer(self.activation, per, per)}; simulated in float32"
+        form = FORMATS[self.activation]
+        return f"{weights} x A {form.text}{_outer(form, per, per)}; simulated in float32"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FormatLinear":
         """Follow `fn` to its device, never to its dtype."""

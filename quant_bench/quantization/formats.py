@@ -27,7 +27,7 @@ def apply_formats(
     """
 
     def make(site: LinearSite, linear: nn.Module) -> nn.Module:
-        return FormatLinear(FormatWeight(weight_of(linear), weights), bias_of(linear), activations, outer)
+        return FormatLinear(FormatWeight.of(weight_of(linear), weights), bias_of(linear), activations, outer)
 
     model = replace_linears(model, make)
     if kv_bits < 16:

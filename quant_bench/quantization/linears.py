@@ -8,6 +8,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from quant_bench.errors import QuantizationError
+from quant_bench.lowbit.floats import PackedLinear
 from quant_bench.model import LanguageModel, LinearSite
 from quant_bench.rebuild import Parts, rebuildable
 
@@ -15,12 +16,12 @@ Make = Callable[[LinearSite, nn.Module], nn.Module]
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "row col"]:
-    """Weights as (output, input), a view: GPT-2's Conv1D keeps them the other way round.
+    """Weights as (output, input), a view (of a packed layer a copy): GPT-2's Conv1D keeps them the other way round.
 
     Raises:
-        QuantizationError: the module is neither `nn.Linear` nor `Conv1D`.
+        QuantizationError: the module is neither a linear layer of floats nor `Conv1D`.
     """
-    if isinstance(linear, nn.Linear):
+    if isinstance(linear, nn.Linear | PackedLinear):
         return linear.weight.detach()
     if isinstance(linear, Conv1D):
         return linear.weight.detach().T

@@ -1,0 +1,130 @@
+"""Bits of each matrix from its measured sensitivity, under a budget of bits a weight."""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from quant_bench.errors import QuantizationError
+from quant_bench.lowbit.codes import WeightCodes, quantize_weight
+from quant_bench.model import LanguageModel, LinearSite
+from quant_bench.numerics.allocation import allocate
+from quant_bench.quantization.fingerprint import fingerprint
+from quant_bench.quantization.linears import weight_of
+from quant_bench.quantization.scheme import apply_scheme
+from quant_bench.quantization.sensitivity import sensitivities
+from quant_bench.quantizer import Calibration, SchemeQuantizer
+
+# path -> bits -> KL in nats a token
+Means = dict[str, dict[int, float]]
+
+
+@dataclass(frozen=True)
+class MixedRule:
+    """How bits are shared out.
+
+    Attributes:
+        budget: bits a weight on average over the matrices of the layers, scales and zero points not counted.
+        choices: bits that a matrix may get.
+        sequences: calibration sequences that sensitivity is measured on.
+        tokens: tokens of each, from its beginning.
+    """
+
+    budget: float
+    choices: tuple[int, ...]
+    sequences: int
+    tokens: int
+
+
+def apply_mixed(
+    model: LanguageModel, scheme: SchemeQuantizer, calibration: Calibration, rule: MixedRule
+) -> LanguageModel:
+    """Round to nearest as a scheme says, but for the bits of weights, which the budget's best allocation gives.
+
+    Sensitivities are taken to add up: the allocation has the least sum of the single divergences that the budget
+    allows, exactly. Where the most bits fit for all, nothing is measured.
+
+    Args:
+        model: given away.
+        scheme: everything but the bits of weights.
+        calibration: token batches.
+        rule: budget, choices, and what sensitivity is measured on.
+
+    Raises:
+        QuantizationError: there are no calibration batches, or a value is not finite.
+    """
+    sizes = {site.path: weight_of(model.module.get_submodule(site.path)).numel() for site in model.layout.linears}
+    capacity = int(rule.budget * sum(sizes.values()))
+    means: Means = {}
+    if max(rule.choices) <= rule.budget:
+        bits = dict.fromkeys(sizes, max(rule.choices))
+    else:
+        means = _measured(model, scheme, calibration, rule)
+        bits = dict(zip(sizes, allocate(list(sizes.values()), [means[path] for path in sizes], capacity), strict=True))
+
+    def weights(site: LinearSite, linear: nn.Module) -> WeightCodes:
+        return _encode(weight_of(linear), bits[site.path], scheme)
+
+    model = apply_scheme(model, scheme, calibration, weights)
+    quantized = dict(model.coverage.quantized)
+    for path, found in means.items():
+        table = ", ".join(f"W{width} {value:.3g}" for width, value in sorted(found.items()))
+        quantized[path] = f"{quantized[path]}; sensitivity in nats/token: {table}"
+    notes = (*model.coverage.notes, *_notes(sizes, bits, means, rule))
+    model.coverage = replace(model.coverage, quantized=quantized, notes=notes)
+    return model
+
+
+def _notes(sizes: dict[str, int], bits: dict[str, int], means: Means, rule: MixedRule) -> tuple[str, ...]:
+    average = sum(sizes[path] * width for path, width in bits.items()) / sum(sizes.values())
+    counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(bits.values()).items()))
+    shared = f"weights have {average:.4g} bits on average of a budget of {rule.budget:g}; matrices: {counts} bits"
+    if not means:
+        return (shared,)
+    total = sum(means[path][width] for path, width in bits.items())
+    how = (
+        "sensitivity: KL of next-token distributions, float against one matrix rounded, activations in float, "
+        f"{rule.sequences} sequences of {rule.tokens} tokens; the chosen add up to {total:.3g} nats/token"
+    )
+    return (shared, how)
+
+
+_KEPT = 4
+_tables: dict[object, Means] = {}
+
+
+def _measured(model: LanguageModel, scheme: SchemeQuantizer, calibration: Calibration, rule: MixedRule) -> Means:
+    """Sensitivity of every linear at every choice; kept for the next budget of the same float model."""
+    ids = _tokens(calibration, rule)
+    weights = fingerprint(model)
+    how = (scheme.weight_granularity, scheme.weight_symmetric, scheme.weight_range, scheme.group_size)
+    key = (weights, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), rule.choices, how)
+    if weights is not None and key in _tables:
+        return _tables[key]
+    found = sensitivities(model, ids.to(model.device), rule.choices, lambda weight, bits: _encode(weight, bits, scheme))
+    means = {path: {bits: float(kl.mean()) for bits, kl in each.items()} for path, each in found.items()}
+    if weights is not None:
+        if len(_tables) >= _KEPT:
+            _tables.clear()
+        _tables[key] = means
+    return means
+
+
+def _tokens(calibration: Calibration, rule: MixedRule) -> Int[Tensor, "sequence token"]:
+    if not calibration.batches:
+        raise QuantizationError("this recipe needs calibration batches, and there are none")
+    return torch.cat([batch.cpu() for batch in calibration.batches])[: rule.sequences, : rule.tokens].contiguous()
+
+
+def _encode(weight: Float[Tensor, "row col"], bits: int, scheme: SchemeQuantizer) -> WeightCodes:
+    return quantize_weight(
+        weight,
+        bits=bits,
+        granularity=scheme.weight_granularity,
+        symmetric=scheme.weight_symmetric,
+        search=scheme.weight_range,
+        group_size=scheme.group_size,
+    )
