@@ -109,6 +109,23 @@ def core_of(module: nn.Module) -> AttentionCore:
     return getattr(module, "attention_core", sdpa)
 
 
+def replace_core(module: nn.Module, core: AttentionCore) -> Callable[[], None]:
+    """Put another mechanism in the place of a module's; returns what puts the one before back."""
+    place: Any = module
+    own, before = "attention_core" in {**module.__dict__, **module._modules}, core_of(module)
+
+    def restore() -> None:
+        del place.attention_core
+        if own:
+            place.attention_core = before
+
+    if own:
+        # the name of a child module is not free for what is none
+        del place.attention_core
+    place.attention_core = core
+    return restore
+
+
 def attend(
     module: nn.Module, query: Query, key: Key, value: Key, *, mask: Bool[Tensor, "..."] | None, scaling: float
 ) -> Query:

@@ -324,7 +324,7 @@ def test_tiles_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
         model = armed(arm)
         with AttentionWatch(model) as watch:
             whole = watch.read(ids)
-        monkeypatch.setattr("quant_bench.diagnostics.masses.TILE", 7 * LENGTH)
+        monkeypatch.setattr("quant_bench.mechanisms.tiles.TILE", 7 * LENGTH)
         with AttentionWatch(model) as watch:
             tiled = watch.read(ids)
         monkeypatch.undo()

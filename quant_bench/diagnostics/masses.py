@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quant_bench.attention import Key, Query, core_of
-from quant_bench.mechanisms.core import Mechanism
+from quant_bench.mechanisms.core import Mechanism, normalizer_of, operands_of
 from quant_bench.mechanisms.normalizers import safe_softmax
-from quant_bench.mechanisms.tiles import TILE, HeadIndex, Scores, softmax
-from quant_bench.quantization.attention import RoundedAttention, mechanism_of, operands_of
+from quant_bench.mechanisms.tiles import HeadIndex, Scores, score_tiles, softmax
+from quant_bench.quantization.attention import RoundedAttention
 
 Mask = Bool[Tensor, "..."]
 
@@ -50,16 +50,16 @@ class Weighing:
         """
         core: Any = core_of(module)
         rounded = isinstance(core, RoundedAttention)
-        arm = core.arm if rounded else core
+        arm = core.core if rounded else core
         known = isinstance(arm, Mechanism)
         null = arm.null.logit.detach() if known and arm.null is not None else None
         if rounded:
-            normalize = softmax if arm is None else lambda scores, heads: arm.probabilities(module, scores, heads)
             beside = null is not None and arm.normalizer is not None
+            normalize = normalizer_of(arm, module)
             return cls(arm, normalize, null, False, beside, core.scores.round_, core.probabilities.round_)
         if known and core.normalizer is None:
             return cls(core, softmax, null, null_key=null is not None)
-        return cls(core, mechanism_of(module), null, null_beside=null is not None)
+        return cls(core, normalizer_of(core, module), null, null_beside=null is not None)
 
 
 @dataclass
@@ -108,39 +108,19 @@ def masses(
         mask = None if mask is None else functional.pad(mask, (1, 0), value=True)
     # columns before the text: the null, the sink token
     before = first + int(how.null_key)
-    _, heads, queries, width = query.shape
+    _, heads, queries, _ = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     group = heads // kv_heads
-    flat_query = query[0].reshape(kv_heads, group, queries, width)
-    flat_key = key[0].transpose(1, 2)
-    received = flat_query.new_zeros(kv_heads, group, keys, dtype=torch.float64)
-    beginning = flat_query.new_empty(kv_heads, group, queries)
+    received = query.new_zeros(kv_heads, group, keys, dtype=torch.float64)
+    beginning = query.new_empty(kv_heads, group, queries)
     phantom = received.new_zeros(kv_heads, group)
-    rows = min(queries, max(1, TILE // (group * keys)))
-    together = max(1, TILE // (group * rows * keys))
-    unused = flat_query.new_zeros(1, 1, 1)
-    future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
-    owners = torch.arange(heads, device=query.device).view(kv_heads, group)
-    for slab in range(0, kv_heads, together):
-        part = slice(slab, min(slab + together, kv_heads))
-        for start in range(0, queries, rows):
-            stop = min(start + rows, queries)
-            end = keys - queries + stop if mask is None else keys
-            tile = flat_query[part, :, start:stop]
-            scores = torch.baddbmm(unused, tile.flatten(1, 2), flat_key[part, :, :end], beta=0, alpha=scaling)
-            scores = scores.view(*tile.shape[:3], end)
-            if how.at_scores is not None:
-                scores = how.at_scores(scores)
-            if mask is None:
-                count = stop - start
-                scores[..., end - count :].masked_fill_(future[:count, :count], -torch.inf)
-            else:
-                scores.masked_fill_(~_allowed(mask, start, stop, part, group), -torch.inf)
-            weights, taken = _weights(how, scores, owners[part], mask is not None)
-            received[part, :, :end] += weights.sum(2)
-            beginning[part, :, start:stop] = weights[..., before]
-            if taken is not None:
-                phantom[part] += taken
+    # of one sequence, so a slab is a key/value head
+    for tile in score_tiles(query, key, mask, scaling, how.at_scores):
+        weights, taken = _weights(how, tile.scores, tile.heads, mask is not None)
+        received[tile.slabs, :, : tile.end] += weights.sum(2)
+        beginning[tile.slabs, :, tile.rows] = weights[..., before]
+        if taken is not None:
+            phantom[tile.slabs] += taken
     received = received.view(heads, keys).cpu() / queries
     return Masses(
         received=received[:, before:],
@@ -178,14 +158,6 @@ def _weights(
 def _lacking(weights: Scores) -> Float[Tensor, "slab group"]:
     """How much the rows lack to sum to 1, over all queries."""
     return (1.0 - weights.sum(-1, dtype=torch.float64)).sum(-1)
-
-
-def _allowed(mask: Mask, start: int, stop: int, part: slice, group: int) -> Bool[Tensor, "slab group query key"]:
-    """The part of a broadcast mask that belongs to some heads and queries of the one sequence."""
-    full = mask[(None,) * (4 - mask.dim())][0]
-    if full.shape[1] > 1:
-        full = full[:, start:stop]
-    return full[:, None] if full.shape[0] == 1 else full.view(-1, group, *full.shape[1:])[part]
 
 
 def uniform_masses(mask: Mask | None, tokens: int, first: int) -> Float[Tensor, " key"]:

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from quant_bench.attention import Key, Query, core_of
+from quant_bench.attention import AttentionCore, Key, Query, core_of, replace_core
 from quant_bench.diagnostics.masses import Mask, Masses, Weighing, masses, uniform_masses
 from quant_bench.diagnostics.reads import ReadSite, openness, read_sites, sizes
 from quant_bench.errors import QuantizationError
@@ -62,8 +61,7 @@ class _Layer:
 
     site: ReadSite
     how: Weighing
-    core: Any
-    owned: bool
+    core: AttentionCore
     projected: Float[Tensor, "one position out"] | None = None
     reading: Reading | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
@@ -86,13 +84,7 @@ class AttentionWatch:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self._layers = [
-            _Layer(
-                site,
-                Weighing.of(site.attention),
-                core_of(site.attention),
-                "attention_core" in {**site.attention.__dict__, **site.attention._modules},
-            )
-            for site in read_sites(model)
+            _Layer(site, Weighing.of(site.attention), core_of(site.attention)) for site in read_sites(model)
         ]
 
     def __enter__(self) -> "AttentionWatch":
@@ -125,25 +117,17 @@ class AttentionWatch:
         return found
 
     def _install(self, layer: _Layer) -> None:
-        attention, inner = layer.site.attention, layer.core
+        inner = layer.core
 
         def core(module: nn.Module, query: Query, key: Key, value: Key, *, mask: Mask | None, scaling: float) -> Query:
             layer.reading = _reading(layer, (query, key, value), mask, scaling)
             return inner(module, query, key, value, mask=mask, scaling=scaling)
 
-        def restore() -> None:
-            del attention.attention_core
-            if layer.owned:
-                attention.attention_core = inner
-
         def keep(output: Tensor) -> None:
             layer.projected = output
 
         layer.undo.append(layer.site.hook(keep).remove)
-        if layer.owned:
-            del attention.attention_core
-        attention.attention_core = core
-        layer.undo.append(restore)
+        layer.undo.append(replace_core(layer.site.attention, core))
 
 
 def _reading(layer: _Layer, operands: tuple[Query, Key, Key], mask: Mask | None, scaling: float) -> Reading:

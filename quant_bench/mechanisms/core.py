@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quant_bench.attention import Key, Query, sdpa
+from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms.fused import Logits, null_attention, with_key_bias
 from quant_bench.mechanisms.gates import ReadGate, log_gate
 from quant_bench.mechanisms.normalizers import safe_softmax
-from quant_bench.mechanisms.tiles import HeadIndex, Scores, tiled_attention
+from quant_bench.mechanisms.tiles import Change, HeadIndex, Normalizer, Scores, softmax, tiled_attention
 
-KeyBias = Callable[[Key, Key, float], Float[Tensor, "batch kv_head key"]]
+Operands = tuple[Query, Key, Key]
 
 
 class Null(nn.Module):
@@ -91,20 +92,10 @@ class Mechanism(nn.Module):
         mask: Bool[Tensor, "..."] | None,
         scaling: float,
     ) -> Query:
-        masses: list[Tensor] | None = module.__dict__.get("null_masses")
-        if self.normalizer is not None or self.null is None:
-            keep_null_mass(self, module, (query, key, value), mask, scaling)
-            masses = None
-        query, key = self.operands(module, query, key, value, scaling)
         if self.normalizer is not None:
-            return tiled_attention(
-                (query, key, value),
-                mask,
-                scaling,
-                at_scores=_same,
-                mechanism=lambda scores, heads: self.probabilities(module, scores, heads),
-                at_probabilities=_same,
-            ).to(query.dtype)
+            return attention_in_tiles(self, module, (query, key, value), mask, scaling).to(query.dtype)
+        masses: list[Tensor] | None = None if self.null is None else module.__dict__.get("null_masses")
+        query, key = self.operands(module, query, key, value, scaling)
         width = value.shape[-1]
         if masses is not None:
             # one more feature, of ones: what its average lacks to 1 is on the null, with exact gradients
@@ -121,17 +112,65 @@ class Mechanism(nn.Module):
         return mixed[..., :width]
 
 
-def keep_null_mass(
+def normalizer_of(core: Any, module: nn.Module) -> Normalizer:
+    """How a core turns scores (disallowed ones are -inf) into probabilities.
+
+    Plain softmax, or the method `probabilities(module, scores, heads)` of the core that an arm has set.
+
+    Raises:
+        NotApplicable: the arm's core has no such method, so its probabilities can be neither seen nor rounded.
+    """
+    if core is sdpa:
+        return softmax
+    if not hasattr(core, "probabilities"):
+        raise NotApplicable(f"{core!r} has no method `probabilities`, so its attention probabilities cannot be seen")
+    return lambda scores, heads: core.probabilities(module, scores, heads)
+
+
+def operands_of(core: Any, module: nn.Module, operands: Operands, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys whose scaled products are a core's logits, with its key bias where it has one; and values."""
+    prepare = getattr(core, "operands", None)
+    return operands if prepare is None else (*prepare(module, *operands, scaling), operands[2])
+
+
+def attention_in_tiles(
     core: Any,
     module: nn.Module,
-    operands: tuple[Query, Key, Key],
+    operands: Operands,
     mask: Bool[Tensor, "..."] | None,
     scaling: float,
+    steps: tuple[Change | None, Change | None] = (None, None),
+) -> Float[Tensor, "batch head query out"]:
+    """The attention of a core with its scores and probabilities at hand, in float32 or wider.
+
+    Args:
+        core: an arm's, or `sdpa`.
+        module: the attention module; gets the mass on the null, where it has the list `null_masses`.
+        operands: query, key and value as an `AttentionCore` gets them.
+        mask: likewise.
+        scaling: likewise.
+        steps: what sees scores (before the mask) and probabilities, and may change them in place.
+
+    Raises:
+        NotApplicable: the core has no method `probabilities`.
+    """
+    _keep_null_mass(core, module, operands, mask, scaling)
+    return tiled_attention(
+        operands_of(core, module, operands, scaling),
+        mask,
+        scaling,
+        mechanism=normalizer_of(core, module),
+        at_scores=steps[0],
+        at_probabilities=steps[1],
+    )
+
+
+def _keep_null_mass(
+    core: Any, module: nn.Module, operands: Operands, mask: Bool[Tensor, "..."] | None, scaling: float
 ) -> None:
     """Leave each query's mass on the null of `core` in the list `module.null_masses`, where there are both.
 
-    For cores whose own weights do not come from the fused kernel: the mass is that of the softmax with the null, before
-    any stretching or rounding.
+    The mass is that of the softmax with the null, before any stretching or rounding.
     """
     masses: list[Tensor] | None = module.__dict__.get("null_masses")
     if masses is None or not isinstance(core, Mechanism) or core.null is None:
@@ -143,7 +182,3 @@ def keep_null_mass(
 
 def _widened(part: Float[Tensor, "*batch dim"], width: int) -> Float[Tensor, "*batch wider"]:
     return functional.pad(part, (0, width - part.shape[-1])) if width > part.shape[-1] else part
-
-
-def _same(scores: Any) -> Any:
-    return scores

@@ -1,6 +1,7 @@
 """Attention with its scores and weights at hand, in tiles that stay in the cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,44 +29,78 @@ def tiled_attention(
     mask: Bool[Tensor, "..."] | None,
     scaling: float,
     *,
-    at_scores: Change,
     mechanism: Normalizer,
-    at_probabilities: Change,
+    at_scores: Change | None = None,
+    at_probabilities: Change | None = None,
 ) -> Float[Tensor, "batch head query out"]:
     """Attention by tiles of queries and heads, in float32 or wider (under autocast too), never all scores at once.
 
     Args:
         operands: query, key and value as an `AttentionCore` gets them.
-        mask: as an `AttentionCore` gets it; None (causal) leaves out the tiles that no query of theirs may see.
+        mask: as an `AttentionCore` gets it.
         scaling: factor on the scores.
-        at_scores: sees the scaled scores before the mask, may change them in place.
         mechanism: scores, -inf where not allowed, and the query heads that they belong to, to probabilities.
+        at_scores: sees the scaled scores before the mask, may change them in place.
         at_probabilities: sees the probabilities, may change them in place.
     """
+    wide = torch.promote_types(operands[0].dtype, torch.float32)
+    query, key, value = (part.to(wide) for part in operands)
+    batch, heads, queries, _ = query.shape
+    slabs = batch * key.shape[1]
+    flat_value = value.reshape(slabs, *value.shape[2:])
+    out = query.new_empty(slabs, batch * heads // slabs, queries, value.shape[-1])
     # scores in bfloat16 would do: not for exp(s) - 1, nor for a threshold that rows must sum to 1 behind
-    with torch.autocast(operands[0].device.type, enabled=False):
-        return _tiled(operands, mask, scaling, (at_scores, mechanism, at_probabilities))
+    with torch.autocast(query.device.type, enabled=False):
+        for tile in score_tiles(query, key, mask, scaling, at_scores):
+            probabilities = mechanism(tile.scores, tile.heads)
+            if mask is not None:
+                # a query without an allowed key has no probabilities: its row is 0
+                probabilities = probabilities.nan_to_num(0.0)
+            if at_probabilities is not None:
+                probabilities = at_probabilities(probabilities)
+            mixed = torch.bmm(probabilities.flatten(1, 2), flat_value[tile.slabs, : tile.end])
+            out[tile.slabs, :, tile.rows] = mixed.view(*probabilities.shape[:3], -1)
+    return out.view(batch, heads, queries, -1)
 
 
-def _tiled(
-    operands: tuple[Query, Key, Value],
-    mask: Bool[Tensor, "..."] | None,
-    scaling: float,
-    steps: tuple[Change, Normalizer, Change],
-) -> Float[Tensor, "batch head query out"]:
-    at_scores, mechanism, at_probabilities = steps
-    query, key, value = operands
+class Tile(NamedTuple):
+    """Masked scores of some queries and some key/value heads of some sequences.
+
+    Attributes:
+        slabs: place in (batch · kv_head).
+        rows: place in queries.
+        end: keys that the scores are of, from the first on.
+        heads: query heads that they belong to.
+        scores: -inf where not allowed.
+    """
+
+    slabs: slice
+    rows: slice
+    end: int
+    heads: HeadIndex
+    scores: Scores
+
+
+def score_tiles(
+    query: Query, key: Key, mask: Bool[Tensor, "..."] | None, scaling: float, at_scores: Change | None
+) -> Iterator[Tile]:
+    """Scores of all queries, a tile at a time.
+
+    Args:
+        query: queries; they are the last of the key positions.
+        key: keys; `kv_head` divides `head`.
+        mask: True where a query may attend; None (causal) leaves out the tiles that no query of theirs may see.
+        scaling: factor on the scores.
+        at_scores: sees the scaled scores before the mask, may change them in place.
+    """
     batch, heads, queries, width = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     group, slabs = heads // kv_heads, batch * kv_heads
-    wide = torch.promote_types(query.dtype, torch.float32)
-    flat_query = query.to(wide).reshape(slabs, group, queries, width)
-    flat_key = key.to(wide).reshape(slabs, keys, width).transpose(1, 2)
-    flat_value = value.to(wide).reshape(slabs, keys, value.shape[-1])
-    out = flat_query.new_empty(slabs, group, queries, value.shape[-1])
+    flat_query = query.reshape(slabs, group, queries, width)
+    flat_key = key.reshape(slabs, keys, width).transpose(1, 2)
     rows = min(queries, max(1, TILE // (group * keys)))
     together = max(1, TILE // (group * rows * keys))
-    unused = flat_query.new_zeros(1, 1, 1)
+    unused = query.new_zeros(1, 1, 1)
     future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
     heads_of = torch.arange(heads, device=query.device).view(kv_heads, group)
     for slab in range(0, slabs, together):
@@ -76,20 +111,16 @@ def _tiled(
             end = keys - queries + stop if mask is None else keys
             tile = flat_query[part, :, start:stop]
             scores = torch.baddbmm(unused, tile.flatten(1, 2), flat_key[part, :, :end], beta=0, alpha=scaling)
-            scores = at_scores(scores.view(*tile.shape[:3], end))
+            scores = scores.view(*tile.shape[:3], end)
+            if at_scores is not None:
+                scores = at_scores(scores)
             if mask is None:
                 # earlier keys are all allowed: only the square at the end has a future
                 count = stop - start
                 scores[..., end - count :].masked_fill_(future[:count, :count], -torch.inf)
-                probabilities = mechanism(scores, owners)
             else:
                 scores.masked_fill_(~_allowed(mask, part, start, stop, kv_heads), -torch.inf)
-                # a query without an allowed key has no probabilities: its row is 0
-                probabilities = mechanism(scores, owners).nan_to_num(0.0)
-            probabilities = at_probabilities(probabilities)
-            mixed = torch.bmm(probabilities.flatten(1, 2), flat_value[part, :end])
-            out[part, :, start:stop] = mixed.view(*tile.shape[:3], -1)
-    return out.view(batch, heads, queries, value.shape[-1])
+            yield Tile(part, slice(start, stop), end, owners, scores)
 
 
 def _allowed(

@@ -1,41 +1,17 @@
 """Attention with its scores, probabilities and context rounded (or watched), in tiles that stay in the cache."""
 
+from functools import partial
 from typing import Any
 
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from quant_bench.attention import Key, Query, causal_mask, core_of, sdpa
+from quant_bench.attention import Key, Query, causal_mask, core_of, replace_core, sdpa
 from quant_bench.calibrate import RangeWatch
-from quant_bench.errors import NotApplicable
-from quant_bench.mechanisms.core import keep_null_mass
-from quant_bench.mechanisms.tiles import Normalizer, Scores, softmax, tiled_attention
+from quant_bench.mechanisms.core import attention_in_tiles, normalizer_of
+from quant_bench.mechanisms.tiles import Scores
 from quant_bench.quantization.rounding import StaticRounding
 from quant_bench.rebuild import rebuildable
-
-Operands = tuple[Query, Key, Key]
-
-
-def mechanism_of(module: nn.Module) -> Normalizer:
-    """How an attention module turns scores (disallowed ones are -inf) into probabilities.
-
-    Plain softmax, or the method `probabilities(module, scores, heads)` of the core that an arm has set.
-
-    Raises:
-        NotApplicable: the arm's core has no such method, so its probabilities cannot be rounded.
-    """
-    core: Any = core_of(module)
-    if core is sdpa:
-        return softmax
-    if not hasattr(core, "probabilities"):
-        raise NotApplicable(f"scope=full rounds attention probabilities, and {core!r} has no method `probabilities`")
-    return lambda scores, heads: core.probabilities(module, scores, heads)
-
-
-def operands_of(core: Any, module: nn.Module, operands: Operands, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys whose scaled products are the arm's logits: with its key bias, where it has one."""
-    prepare = getattr(core, "operands", None)
-    return operands if prepare is None else (*prepare(module, *operands, scaling), operands[2])
 
 
 @rebuildable()
@@ -55,6 +31,11 @@ class RoundedAttention(nn.Module):
         self.scores, self.probabilities, self.context = scores, probabilities, context
         self.arm = arm
 
+    @property
+    def core(self) -> Any:
+        """The mechanism whose parts are rounded."""
+        return sdpa if self.arm is None else self.arm
+
     def forward(
         self,
         module: nn.Module,
@@ -65,25 +46,17 @@ class RoundedAttention(nn.Module):
         mask: Bool[Tensor, "..."] | None,
         scaling: float,
     ) -> Query:
-        arm = self.arm
-        keep_null_mass(arm, module, (query, key, value), mask, scaling)
-        mixed = tiled_attention(
-            operands_of(arm, module, (query, key, value), scaling),
-            mask,
-            scaling,
-            at_scores=self.scores.round_,
-            mechanism=softmax if arm is None else lambda scores, heads: arm.probabilities(module, scores, heads),
-            at_probabilities=self.probabilities.round_,
-        )
+        steps = self.scores.round_, self.probabilities.round_
+        mixed = attention_in_tiles(self.core, module, (query, key, value), mask, scaling, steps)
         return self.context.round_(mixed).to(query.dtype)
 
 
 def watch_attention(watch: RangeWatch, path: str) -> None:
     """Watch `path:scores`, `path:probabilities` and `path:context` of an attention module while the watch lasts."""
-    module: Any = watch.module.get_submodule(path)
-    mechanism = mechanism_of(module)
-    own = "attention_core" in module.__dict__ or "attention_core" in module._modules
-    before = getattr(module, "attention_core", None)
+    module = watch.module.get_submodule(path)
+    inner = core_of(module)
+    # an arm whose probabilities nobody can see is refused here, before anything runs
+    normalizer_of(inner, module)
 
     def core(
         module: nn.Module,
@@ -97,30 +70,15 @@ def watch_attention(watch: RangeWatch, path: str) -> None:
         if mask is None:
             # an explicit mask, because the ranges are those of whole score matrices, the unseen future included
             mask = causal_mask(query.shape[-2], key.shape[-2], None, query.device)
-        keep_null_mass(before, module, (query, key, value), mask, scaling)
         total = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
 
         def seen(name: str, values: Scores) -> Scores:
             watch.observe(f"{path}:{name}", values, total)
             return values
 
-        mixed = tiled_attention(
-            operands_of(before, module, (query, key, value), scaling),
-            mask,
-            scaling,
-            at_scores=lambda scores: seen("scores", scores),
-            mechanism=mechanism,
-            at_probabilities=lambda probabilities: seen("probabilities", probabilities),
-        )
+        steps = partial(seen, "scores"), partial(seen, "probabilities")
+        mixed = attention_in_tiles(inner, module, (query, key, value), mask, scaling, steps)
         watch.observe(f"{path}:context", mixed)
         return mixed.to(query.dtype)
 
-    def restore() -> None:
-        del module.attention_core
-        if own:
-            module.attention_core = before
-
-    if own:
-        del module.attention_core
-    module.attention_core = core
-    watch.on_exit(restore)
+    watch.on_exit(replace_core(module, core))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant_bench.attention import core_of, sdpa
+from quant_bench.attention import core_of, replace_core, sdpa
 from quant_bench.calibrate import RangeWatch
 from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.model import LanguageModel
@@ -103,13 +103,11 @@ def round_full(model: LanguageModel, scheme: SchemeQuantizer, sites: FullSites, 
     for path in sites.sums:
         round_input_(model.module.get_submodule(path), rounding(f"{path}:input"))
     for path in sites.attentions:
-        attention: Any = model.module.get_submodule(path)
-        core: Any = core_of(attention)
-        arm = None if core is sdpa else core
+        attention = model.module.get_submodule(path)
+        core = core_of(attention)
         scores, probabilities, context = (rounding(f"{path}:{name}") for name in ("scores", "probabilities", "context"))
-        if arm is not None:
-            del attention.attention_core
-        attention.attention_core = RoundedAttention(scores, probabilities, context, arm)
+        arm = None if core is sdpa else core
+        replace_core(attention, RoundedAttention(scores, probabilities, context, arm))
 
 
 def _embedding_weights(module: nn.Module, scheme: SchemeQuantizer) -> StaticRounding | None:
