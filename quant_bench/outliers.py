@@ -16,32 +16,28 @@ from quant_bench.observe import MEDIAN_STRIDE, Statistics
 from quant_bench.score import Metric
 from quant_bench.task import Plain
 
-
-def _metric(name: str, unit: str = "1") -> tuple[str, Metric]:
-    # none has a better direction: clipped softmax lowered the infinity norm of OPT-125m 5 times, and W8A8 got worse
-    # (Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929)
-    return name, Metric(name, unit, "neither", "mean" if name.startswith("avg_") else "none")
-
-
-METRICS: dict[str, Metric] = dict(
-    [
-        _metric("max_inf_norm"),
-        _metric("max_inf_norm_block"),
-        _metric("avg_kurtosis"),
-        _metric("avg_kurtosis_published"),
-        _metric("max_kurtosis"),
-        _metric("token_kurtosis"),
-        _metric("channel_absmax_ratio"),
-        _metric("channel_rms_kurtosis"),
-        _metric("max_median_ratio"),
-        _metric("outlier_6sigma_share", "share"),
-        _metric("massive_activations", "entries/sequence"),
-        _metric("massive_activation_ratio"),
-        _metric("incoherence_weight"),
-        _metric("incoherence_activation"),
-        _metric("incoherence_activation_p999"),
-    ]
-)
+_UNITS = {
+    "max_inf_norm": "1",
+    "max_inf_norm_block": "1",
+    "avg_kurtosis": "1",
+    "avg_kurtosis_published": "1",
+    "max_kurtosis": "1",
+    "token_kurtosis": "1",
+    "channel_absmax_ratio": "1",
+    "channel_rms_kurtosis": "1",
+    "max_median_ratio": "1",
+    "outlier_6sigma_share": "share",
+    "massive_activations": "entries/sequence",
+    "massive_activation_ratio": "1",
+    "incoherence_weight": "1",
+    "incoherence_activation": "1",
+    "incoherence_activation_p999": "1",
+}
+# none has a better direction: clipped softmax lowered the infinity norm of OPT-125m 5 times, and W8A8 got worse
+# (Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929)
+METRICS = {
+    name: Metric(name, unit, "neither", "mean" if name.startswith("avg_") else "none") for name, unit in _UNITS.items()
+}
 
 # metric -> (column of the table, which tensors, how they are reduced)
 _REDUCTIONS: dict[str, tuple[str, str, str]] = {

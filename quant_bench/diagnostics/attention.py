@@ -16,7 +16,7 @@ from quant_bench.errors import SpecError
 from quant_bench.lowbit.memory import release_memory
 from quant_bench.model import LanguageModel
 from quant_bench.score import Metric
-from quant_bench.task import Context, Evaluation, Measure
+from quant_bench.task import Context, Evaluation
 
 Pooling = Literal["all", "sequence"]
 Typical = Literal["median", "mean"]
@@ -51,34 +51,29 @@ class AttentionSettings:
             raise SpecError(f"sink_length must be at least 1; got {self.sink_length!r}")
 
 
-def _metric(name: str, unit: str = "share") -> tuple[str, Metric]:
-    # descriptions: no value of them is good by itself
-    return name, Metric(name, unit, "neither", "mean")
-
-
-METRICS: dict[str, Metric] = dict(
-    [
-        _metric("position0_mass"),
-        _metric("position0_mass_null"),
-        _metric("phantom_mass"),
-        _metric("missing_mass"),
-        _metric("sink_token_mass"),
-        _metric("sink_rate"),
-        _metric("sink_rate_context"),
-        _metric("phantom_rate"),
-        _metric("read_norm_ratio", "1"),
-        _metric("read_norm_ratio_gated", "1"),
-        _metric("exposure"),
-        _metric("exposure_gated"),
-        _metric("exposure_null"),
-        _metric("gate_mean"),
-        _metric("gate_min"),
-        _metric("gate_below_half"),
-        _metric("output_gate_mean"),
-        _metric("output_gate_min"),
-        _metric("output_gate_below_half"),
-    ]
-)
+_UNITS = {
+    "position0_mass": "share",
+    "position0_mass_null": "share",
+    "phantom_mass": "share",
+    "missing_mass": "share",
+    "sink_token_mass": "share",
+    "sink_rate": "share",
+    "sink_rate_context": "share",
+    "phantom_rate": "share",
+    "read_norm_ratio": "1",
+    "read_norm_ratio_gated": "1",
+    "exposure": "share",
+    "exposure_gated": "share",
+    "exposure_null": "share",
+    "gate_mean": "share",
+    "gate_min": "share",
+    "gate_below_half": "share",
+    "output_gate_mean": "share",
+    "output_gate_min": "share",
+    "output_gate_below_half": "share",
+}
+# descriptions: no value of them is good by itself
+METRICS = {name: Metric(name, unit, "neither", "mean") for name, unit in _UNITS.items()}
 _GATES = ("gate", "output_gate")
 
 
@@ -220,20 +215,10 @@ def _evaluation(rows: list[list[dict[str, float]]], sequences: Sequences, length
     """Scores from the numbers of each sequence and layer."""
     table = pd.concat([pd.DataFrame(layers).rename_axis("layer") for layers in rows], keys=range(len(rows)))
     frame = table.groupby(level=0).mean()
-    shown = [name for name in METRICS if name in frame and frame[name].notna().any()]
+    metrics = {name: metric for name, metric in METRICS.items() if name in frame and frame[name].notna().any()}
     by_layer = table.groupby(level="layer").mean()
     layers: list[dict[str, Any]] = [
         {"layer": index} | {str(name): None if pd.isna(value) else float(value) for name, value in row.items()}
         for index, row in by_layer.iterrows()
     ]
-    samples = frame[shown].copy()
-    samples.insert(0, "item", range(len(frame)))
-    samples.insert(1, "tokens", sequences.ids.shape[1])
-    return Evaluation(
-        measures=[Measure(METRICS[name], name) for name in shown],
-        samples=samples,
-        data_sha256=sequences.sha256,
-        convention=sequences.label,
-        details={"layers": layers, "sequences": len(frame)},
-        settings={**sequences.settings, "sink_length": length},
-    )
+    return sequences.evaluation(frame, metrics, {"layers": layers}, sink_length=length)

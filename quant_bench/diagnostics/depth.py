@@ -17,7 +17,7 @@ from quant_bench.errors import QuantizationError, SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.score import Metric
 from quant_bench.scoring import final_hidden
-from quant_bench.task import Context, Evaluation, Measure
+from quant_bench.task import Context, Evaluation
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,11 @@ def depth(model: LanguageModel, context: Context, sequences: Sequences, settings
             {"layer": index} | {name: value / count for name, value in numbers.items()}
             for index, numbers in enumerate(layers)
         ],
-        "sequences": count,
     }
-    return _evaluation(rows, sequences, details)
+    samples = pd.DataFrame(rows)
+    # a sequence whose first state is 0 has no growth, and then nobody has
+    metrics = {name: metric for name, metric in METRICS.items() if name in samples and samples[name].notna().all()}
+    return sequences.evaluation(samples, metrics, details)
 
 
 def _row(reads: list[_Seen], states: list[dict[str, float]], settings: DepthSettings) -> dict[str, float]:
@@ -185,19 +187,3 @@ def _totals(totals: list[dict[str, float]], parts: list[dict[str, float]]) -> li
     if not totals:
         return [dict(part) for part in parts]
     return [{name: total[name] + part[name] for name in part} for total, part in zip(totals, parts, strict=True)]
-
-
-def _evaluation(rows: list[dict[str, float]], sequences: Sequences, details: dict[str, Any]) -> Evaluation:
-    samples = pd.DataFrame(rows)
-    shown = [name for name in METRICS if name in samples and samples[name].notna().all()]
-    samples = samples[shown]
-    samples.insert(0, "item", range(len(samples)))
-    samples.insert(1, "tokens", sequences.ids.shape[1])
-    return Evaluation(
-        measures=[Measure(METRICS[name], name) for name in shown],
-        samples=samples,
-        data_sha256=sequences.sha256,
-        convention=sequences.label,
-        details=details,
-        settings=sequences.settings,
-    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,11 +11,10 @@ from torch.utils.hooks import RemovableHandle
 
 from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms.core import GateBias
-from quant_bench.mechanisms.gates import GatedProjection, ReadGate
-from quant_bench.mechanisms.install import shape_of
+from quant_bench.mechanisms.gates import Fused, GatedProjection, ReadGate, reads_in
+from quant_bench.mechanisms.install import fused_at, shape_of
 from quant_bench.model import LanguageModel
 
-Projected = Float[Tensor, "*batch out"]
 Reads = Float[Tensor, "kv_head key dim"]
 
 
@@ -26,7 +25,7 @@ class ReadSite:
     Attributes:
         layer: decoder layer, from 0.
         projection: module whose output holds them, the gate (if any) not yet applied.
-        fused: how the output is laid out; see `GatedProjection`.
+        fused: how the output is laid out; see `gates.reads_in`.
         shape: key/value heads and their dimension.
         attention: the attention module.
         gate: the gate on the values, or None.
@@ -36,25 +35,16 @@ class ReadSite:
 
     layer: int
     projection: nn.Module
-    fused: Literal["value", "thirds", "heads"]
+    fused: Fused
     shape: tuple[int, int]
     attention: Any
     gate: ReadGate | None
     router: ReadGate | None
     first: int
 
-    def view(self, output: Projected) -> Float[Tensor, "*batch kv_head dim"]:
-        """The reads in the projection's output, not copied."""
-        if self.fused == "value":
-            return output.view(*output.shape[:-1], *self.shape)
-        heads, dim = self.shape
-        if self.fused == "thirds":
-            return output[..., -heads * dim :].view(*output.shape[:-1], heads, dim)
-        return output.view(*output.shape[:-1], heads, 3, dim)[..., 2, :]
-
     def of_text(self, output: Float[Tensor, "one position out"]) -> Reads:
         """The reads of the text's tokens (a view), head first."""
-        return self.view(output)[0, self.first :].transpose(0, 1)
+        return reads_in(output, self.fused, self.shape)[0, self.first :].transpose(0, 1)
 
     def hook(self, act: Callable[[Float[Tensor, "one position out"]], Tensor | None]) -> RemovableHandle:
         """Call `act` with each output of the projection; what it returns, if anything, takes the output's place."""
@@ -70,13 +60,11 @@ def read_sites(model: LanguageModel) -> tuple[ReadSite, ...]:
     shape = shape_of(model)
     sites = []
     for site in model.layout.linears:
-        if site.role not in ("value", "query_key_value"):
+        fused = fused_at(model, site)
+        if fused is None:
             continue
         parent = model.module.get_submodule(site.path.rpartition(".")[0])
         attention: Any = model.module.get_submodule(model.layout.attentions[site.layer])
-        fused: Literal["value", "thirds", "heads"] = "value"
-        if site.role == "query_key_value":
-            fused = "thirds" if model.layout.family == "gpt2" else "heads"
         core = getattr(attention, "attention_core", None)
         bias = getattr(getattr(core, "arm", core), "bias", None)
         sites.append(

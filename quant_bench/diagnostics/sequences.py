@@ -1,16 +1,19 @@
 """Sequences: the token rows that a diagnosis runs on, whatever they come from."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from quant_bench.model import LanguageModel
 from quant_bench.perplexity import TextWindows
-from quant_bench.task import Context
+from quant_bench.score import Metric
+from quant_bench.task import Context, Evaluation, Measure
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,29 @@ class Sequences:
     def key(self) -> tuple[str, str]:
         """What distinguishes these sequences within one model's run."""
         return self.label, hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
+
+    def evaluation(
+        self, samples: pd.DataFrame, metrics: Mapping[str, Metric], details: dict[str, Any], **settings: Any
+    ) -> Evaluation:
+        """What a diagnosis found, each score the mean over sequences of a column of the samples.
+
+        Args:
+            samples: one row a sequence, in order.
+            metrics: column -> what it means; other columns are left out.
+            details: tables.
+            settings: in force, beside those of the sequences.
+        """
+        kept = samples[list(metrics)].copy()
+        kept.insert(0, "item", range(len(kept)))
+        kept.insert(1, "tokens", self.ids.shape[1])
+        return Evaluation(
+            measures=[Measure(metric, name) for name, metric in metrics.items()],
+            samples=kept,
+            data_sha256=self.sha256,
+            convention=self.label,
+            details={**details, "sequences": len(kept)},
+            settings={**self.settings, **settings},
+        )
 
 
 def of_text(model: LanguageModel, context: Context, wanted: TextWindows) -> Sequences:

@@ -13,6 +13,7 @@ from quant_bench.attention import Query
 Read = Float[Tensor, "*batch kv_head dim"]
 Gate = Float[Tensor, "*batch kv_head"]
 Hidden = Float[Tensor, "batch query width"]
+Fused = Literal["value", "thirds", "heads"]
 
 # gates start at sigmoid(4) = 0.982 or above: a gated model begins as (nearly) the model without gates
 OPEN = 4.0
@@ -147,6 +148,24 @@ class OutputGate(nn.Module):
         return gate.view(*gate.shape[:-1], self.heads, -1).transpose(1, 2)
 
 
+def reads_in(output: Float[Tensor, "*batch out"], fused: Fused, shape: tuple[int, int]) -> Read:
+    """The reads in a projection's output (a view).
+
+    Args:
+        output: of a value projection, alone or fused with query and key.
+        fused: how it is laid out. `value`: alone; `thirds`: query, key and value one after the other (GPT-2); `heads`:
+            query, key and value of each head (GPT-NeoX).
+        shape: key/value heads and their dimension.
+    """
+    heads, dim = shape
+    if fused == "value":
+        return output.view(*output.shape[:-1], heads, dim)
+    if fused == "thirds":
+        return output[..., -heads * dim :].view(*output.shape[:-1], heads, dim)
+    reads: Tensor = output.view(*output.shape[:-1], heads, 3, dim)[..., 2, :]
+    return reads
+
+
 class GatedProjection(nn.Module):
     """A value projection (alone, or fused with query and key) and the gate on its reads.
 
@@ -155,26 +174,17 @@ class GatedProjection(nn.Module):
     Args:
         projection: `nn.Linear`, GPT-2's `Conv1D`, or what a quantizer puts there.
         gate: acts on reads.
-        fused: how the output is laid out: `value` alone; `thirds`: query, key and value one after the other (GPT-2);
-            `heads`: query, key and value of each head (GPT-NeoX).
+        fused: how the output is laid out; see `reads_in`.
         shape: key/value heads and their dimension.
     """
 
-    def __init__(
-        self, projection: nn.Module, gate: nn.Module, fused: Literal["value", "thirds", "heads"], shape: tuple[int, int]
-    ) -> None:
+    def __init__(self, projection: nn.Module, gate: nn.Module, fused: Fused, shape: tuple[int, int]) -> None:
         super().__init__()
         self.projection, self.gate, self.fused, self.shape = projection, gate, fused, shape
 
     def reads(self, out: Float[Tensor, "*batch out"]) -> Read:
         """The reads in what the projection gave, before the gate."""
-        if self.fused == "value":
-            return out.view(*out.shape[:-1], *self.shape)
-        if self.fused == "thirds":
-            out = out[..., -self.shape[0] * self.shape[1] :]
-            return out.reshape(*out.shape[:-1], *self.shape)
-        heads: Tensor = out.view(*out.shape[:-1], self.shape[0], 3, self.shape[1])
-        return heads[..., 2, :]
+        return reads_in(out, self.fused, self.shape)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         out = self.projection(x)

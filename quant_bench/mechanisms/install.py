@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms.core import Mechanism, Null
-from quant_bench.mechanisms.gates import GatedProjection
+from quant_bench.mechanisms.gates import Fused, GatedProjection
 from quant_bench.model import LanguageModel, LinearSite
 
 
@@ -99,17 +98,22 @@ def set_normalizer(
     return model
 
 
+def fused_at(model: LanguageModel, site: LinearSite) -> Fused | None:
+    """How reads lie in what a product gives (see `gates.reads_in`); None for a product that gives none."""
+    if site.role == "query_key_value":
+        return "thirds" if model.layout.family == "gpt2" else "heads"
+    return "value" if site.role == "value" else None
+
+
 def add_read_gate(model: LanguageModel, make: Callable[[int, int, Tensor], nn.Module]) -> LanguageModel:
     """Gate every read where it is projected; `make(kv_heads, dim, like)` builds a layer's gate."""
     shape = shape_of(model)
     sites: list[LinearSite] = []
     for site in model.layout.linears:
-        if site.role not in ("value", "query_key_value"):
+        fused = fused_at(model, site)
+        if fused is None:
             sites.append(site)
             continue
-        fused: Literal["value", "thirds", "heads"] = "value"
-        if site.role == "query_key_value":
-            fused = "thirds" if model.layout.family == "gpt2" else "heads"
         projection = model.module.get_submodule(site.path)
         _require(not site.path.endswith(".projection"), "a gate on its reads")
         gate = make(shape.kv_heads, shape.dim, shape.like)
@@ -167,10 +171,3 @@ def learning_rates(module: nn.Module) -> dict[str, float]:
 def _require(free: bool, what: str) -> None:
     if not free:
         raise NotApplicable(f"this arm cannot be attached: attention has {what} already")
-
-
-@torch.no_grad()
-def added_parameters(model: LanguageModel) -> int:
-    """Parameters that the attached arm added."""
-    inside = (".attention_core.", ".gate.", ".output_gate.", ".depth_", "sink_token")
-    return sum(p.numel() for name, p in model.module.named_parameters() if any(part in name for part in inside))
