@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -27,18 +28,26 @@ def cache_folder(given: Path | None = None) -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that readers see the old content or the new, never a part, even if this process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sweep(path.parent, f".{path.name}.")
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with file_made_whole(path) as work, work.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def file_made_whole(target: Path) -> Iterator[Path]:
+    """Yield the path of a new file that takes the place of `target` when the block ends without error.
+
+    A killed process leaves a file whose name starts with a dot and that nobody reads.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep(target.parent, f".{target.name}.")
+    work = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        yield work
+        work.replace(target)
+    finally:
+        work.unlink(missing_ok=True)
 
 
 def sweep(parent: Path, prefix: str) -> None:

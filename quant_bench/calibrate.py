@@ -17,6 +17,7 @@ from quant_bench.errors import DataError, QuantizationError
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.tails import Range, Tails
 from quant_bench.quantizer import Calibration
+from quant_bench.stream import prefix_ids
 
 # tokens a calibration sequence in the outlier papers' protocol
 SEQ_LENGTH = 512
@@ -71,7 +72,7 @@ def token_batches(
         DataError: the text is too short for even one sequence.
     """
     joined = "\n\n".join(row.strip("\n") for row in text.rows if row.strip())
-    prefix = _prefix(tokenizer)
+    prefix = prefix_ids(tokenizer, "default")
     need = seq_length - len(prefix)
     sample = joined[:_SAMPLE_CHARACTERS]
     density = len(_encode(tokenizer, sample)) / max(len(sample), 1)
@@ -111,12 +112,6 @@ def _whole_words(text: str, start: int, stop: int) -> str:
     last = text.rfind(" ", start, stop) if stop < len(text) else stop
     # a script without spaces has nothing to cut
     return text[max(first, start) : last if last > first else stop]
-
-
-def _prefix(tokenizer: Any) -> list[int]:
-    """Ids that the tokenizer puts before any text of its own accord (an end marker does not count)."""
-    plain, dressed = _encode(tokenizer, "a"), list(tokenizer("a")["input_ids"])
-    return next((dressed[:n] for n in range(len(dressed)) if plain and dressed[n : n + len(plain)] == plain), [])
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from quant_bench.errors import NotApplicable
+from quant_bench.mechanisms.install import shape_of
 from quant_bench.model import LanguageModel
 from quant_bench.packing import Memory, Segment, packed_hidden
 from quant_bench.scoring import logits
@@ -101,12 +102,9 @@ def rules_of(model: LanguageModel, stop: Sequence[str], asked: dict[str, Any]) -
 
 def bytes_per_token(model: LanguageModel) -> int:
     """Bytes of keys and values that one token keeps over all layers."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = getattr(config, "num_key_value_heads", None) or heads
+    shape = shape_of(model)
     size = next((x.element_size() for x in model.tensors() if x.is_floating_point()), 4)
-    return 2 * int(config.num_hidden_layers * kept * width * size)
+    return 2 * len(model.layout.layers) * shape.kv_heads * shape.dim * size
 
 
 def streams_at_once(model: LanguageModel, streams: Sequence[Stream], batch_size: int | Literal["auto"]) -> int:

@@ -61,6 +61,19 @@ def hub_access() -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
+@contextmanager
+def _blocked_without(what: str) -> Iterator[None]:
+    """Ask the hub for something, and raise `Blocked` where it cannot be had."""
+    with hub_access():
+        try:
+            yield
+        except Exception as error:
+            # `datasets` raises a dozen kinds here, from its own and from three network libraries
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            state = "it was asked" if hub_answers() else "it does not answer, or HF_HUB_OFFLINE is set"
+            raise Blocked(f"{what} cannot be had: {state}: {said}") from error
+
+
 def hub_rows(path: str, configuration: str, split: str, column: str) -> list[str]:
     """One text column of a hub data set.
 
@@ -69,14 +82,8 @@ def hub_rows(path: str, configuration: str, split: str, column: str) -> list[str
     """
     import datasets
 
-    with hub_access():
-        try:
-            rows: Any = datasets.load_dataset(path, configuration, split=split)
-        except Exception as error:
-            # `datasets` raises a dozen kinds here, from its own and from three network libraries
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            state = "it was asked" if hub_answers() else "it does not answer, or HF_HUB_OFFLINE is set"
-            raise Blocked(f"the hub's {path} ({configuration}, {split}) cannot be had: {state}: {said}") from error
+    with _blocked_without(f"the hub's {path} ({configuration}, {split})"):
+        rows: Any = datasets.load_dataset(path, configuration, split=split)
     return [str(row) for row in rows[column]]
 
 
@@ -88,12 +95,6 @@ def hub_stream(path: str, configuration: str | None, split: str, column: str) ->
     """
     import datasets
 
-    with hub_access():
-        try:
-            for row in datasets.load_dataset(path, configuration, split=split, streaming=True):
-                yield str(row[column])
-        except Exception as error:
-            # as above: a dozen kinds
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            state = "it was asked" if hub_answers() else "it does not answer, or HF_HUB_OFFLINE is set"
-            raise Blocked(f"the hub's {path} ({configuration}, {split}) cannot be read: {state}: {said}") from error
+    with _blocked_without(f"the hub's {path} ({configuration}, {split})"):
+        for row in datasets.load_dataset(path, configuration, split=split, streaming=True):
+            yield str(row[column])

@@ -1,8 +1,6 @@
 """Probe: next-token distributions of the float model, kept on disk and compared with a quantized model's."""
 
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from quant_bench.cache import file_made_whole
 from quant_bench.errors import DataError
 
 ITEMS = 512
@@ -150,14 +149,8 @@ class Probe:
             "lengths": torch.tensor([len(self._argmax[item]) for item in owners], dtype=torch.int64),
             "argmax": torch.cat([self._argmax[item] for item in owners]) if owners else empty.flatten().int(),
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name, suffix=".part")
-        os.close(handle)
-        try:
-            save_file(tensors, name, metadata={"format": _FORMAT})
-            Path(name).replace(self.path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with file_made_whole(self.path) as work:
+            save_file(tensors, work, metadata={"format": _FORMAT})
 
     def _read(self) -> None:
         assert self.path is not None

@@ -4,20 +4,19 @@ import dataclasses
 import gc
 import os
 import stat
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
+from quant_bench.cache import write_atomically
 from quant_bench.cell import Cell as Cell
 from quant_bench.errors import RecordError
 from quant_bench.record_json import SCHEMA_VERSION, dumped, looks_right, parsed, plain, validate
 from quant_bench.score import Delta, Metric, Score
 
 State = Literal["measured", "failed", "blocked", "not_applicable"]
-STATES: Final[tuple[State, ...]] = get_args(State)
 # the largest of ours, with statistics of every tensor of a large model, stay below one
 LARGEST_BYTES: Final = 16 << 20
 
@@ -144,18 +143,7 @@ class Record:
         """
         text = self.to_text()
         path = self.cell.path(root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # a name of its own in the same folder: hidden, so that what a killed process leaves behind is never read
-        temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
-        try:
-            with temporary.open("x", encoding="ascii", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_atomically(path, text.encode("ascii"))
         if os.name == "posix":
             folder = os.open(path.parent, os.O_RDONLY)
             try:

@@ -212,8 +212,14 @@ def _file_module(kind: Kind, place: Place) -> ModuleType:
     return importlib.import_module(path)
 
 
+def _contract(kind: Kind) -> type:
+    module, name = _CONTRACTS[kind]
+    contract: type = getattr(importlib.import_module(module), name)
+    return contract
+
+
 def _plugin_of(kind: Kind, module: ModuleType) -> type:
-    contract = getattr(importlib.import_module(_CONTRACTS[kind][0]), _CONTRACTS[kind][1])
+    contract = _contract(kind)
     found = [
         value
         for value in vars(module).values()
@@ -229,7 +235,7 @@ def _plugin_of(kind: Kind, module: ModuleType) -> type:
 
 
 def _check(kind: Kind, plugin: type, place: Place) -> None:
-    contract = getattr(importlib.import_module(_CONTRACTS[kind][0]), _CONTRACTS[kind][1])
+    contract = _contract(kind)
     if not issubclass(plugin, contract) or inspect.isabstract(plugin):
         raise PluginError(f"{place}: {plugin.__name__} must be a concrete {contract.__name__}")
     if plugin.__name__ != class_name(place.name):

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from quant_bench.cache import file_made_whole
 
 _DATA = b"quant_bench.data_sha256"
 _PROBED = b"quant_bench.probed"
@@ -64,20 +64,13 @@ class SampleStore:
 
     def write(self, key: str, samples: Samples) -> None:
         """Write atomically: a reader sees the whole file or none."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         table = pa.Table.from_pandas(samples.frame, preserve_index=False)
         notes = {_DATA: samples.data_sha256.encode(), _PROBED: b"1" if samples.probed else b"0"}
         if samples.convention is not None:
             notes[_CONVENTION] = samples.convention.encode()
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), **notes})
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-        os.close(handle)
-        try:
-            pq.write_table(table, name)
-            Path(name).replace(self.path(key))
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with file_made_whole(self.path(key)) as work:
+            pq.write_table(table, work)
 
     def read(self, key: str) -> Samples | None:
         """The samples of a key; None when they were never written, the cache was cleaned, or the file is damaged."""

@@ -14,8 +14,11 @@ ENGINE = ROOT / "quant_bench"
 
 # a module may import from rows above its own; modules of one row do not know each other
 ROWS = (
-    {"errors", "score", "identity", "_roots", "cache", "corpora", "progress", "samples"},
-    {"spec", "rebuild", "numerics", "statistics", "stream", "mirror", "hub_access", "record_json", "probe"},
+    {"errors", "score", "identity", "_roots", "cache", "corpora", "progress"},
+    {
+        *("spec", "rebuild", "numerics", "statistics", "stream", "mirror", "hub_access", "record_json", "probe"),
+        "samples",
+    },
     {"model", "attention", "cell", "coercion", "schemes", "data"},
     {"arm", "quantizer", "task", "record", "registry", "packing", "scoring", "observe", "mechanisms"},
     {"models", "depth"},

@@ -132,11 +132,6 @@ _KEPT = 8
 _ranges: dict[object, dict[str, Range]] = {}
 
 
-def forget_ranges() -> None:
-    """Drop the ranges that are kept for the next quantization of the same float model."""
-    _ranges.clear()
-
-
 def _nearest(linear: nn.Module, scheme: SchemeQuantizer) -> WeightCodes:
     """Round to nearest."""
     return quantize_weight(

@@ -1,10 +1,10 @@
 """Report: the leaderboard as a pure function of the records; knows no torch."""
 
-import uuid
 from pathlib import Path
 
 import pandas as pd
 
+from quant_bench.cache import write_atomically
 from quant_bench.record import Store
 from quant_bench.report.frame import long_frame
 from quant_bench.report.render import FORMATS, Format, rendered
@@ -37,11 +37,5 @@ def stale(root: Path, frame: pd.DataFrame) -> bool:
 def write(root: Path, frame: pd.DataFrame) -> Path:
     """Write the leaderboard file, as a whole or not at all, and return its path."""
     path = root / FILE
-    temporary = root / f".{uuid.uuid4().hex}.tmp"
-    try:
-        temporary.write_bytes(rendered(frame, "markdown").encode())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomically(path, rendered(frame, "markdown").encode())
     return path
