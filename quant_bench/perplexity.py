@@ -1,7 +1,7 @@
 """Perplexity of a text and statistics of outliers on it: what the window tasks share."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -12,10 +12,10 @@ from quant_bench.outliers import METRICS as OUTLIER_METRICS
 from quant_bench.outliers import summarize
 from quant_bench.score import Metric
 from quant_bench.scoring import CHUNK_TOKENS, logits
-from quant_bench.stream import Stream
-from quant_bench.task import Context, Evaluation, Measure, Plain
+from quant_bench.stream import Prefix, Stream
+from quant_bench.task import Context, Evaluation, Measure, Plain, Task
 from quant_bench.training import own_data
-from quant_bench.windows import Span, WindowPass, Windows, WindowSettings, announce, cut, window_pass
+from quant_bench.windows import Convention, Span, WindowPass, Windows, WindowSettings, announce, cut, window_pass
 
 TOKEN_PERPLEXITY = Metric("token_perplexity", "1", "lower", "exp")
 WORD_PERPLEXITY = Metric("word_perplexity", "1", "lower", "exp")
@@ -76,6 +76,36 @@ class TextWindows:
         """The forward pass over the windows, shared by the tasks of a model, and where the text came from."""
         windows, origin = self.cut(model, context)
         return window_pass(model, windows, context, self.key(model), observe=observe), origin
+
+
+@dataclass(frozen=True)
+class TextPerplexity(Task):
+    """A task that is the perplexity of one text; a subclass names the text.
+
+    Attributes:
+        text: name of the text; see `SPLITS`.
+        convention: p1, p2, p3 or p5; see `windows.WindowSettings`.
+        seq_length: tokens a window; None: as the convention has it, or the model's context where that is shorter.
+        stride: of p2, in tokens; None: 512.
+        prefix: what stands before the text; `default` is what the tokenizer does by itself.
+    """
+
+    text: ClassVar[str]
+    convention: Convention = "p1"
+    seq_length: int | None = None
+    stride: int | None = None
+    prefix: Prefix = "default"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # settings that contradict each other are found before anything runs
+        self._windows()
+
+    def _windows(self) -> WindowSettings:
+        return WindowSettings(self.convention, self.seq_length, self.stride, self.prefix)
+
+    def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:
+        return perplexity(model, context, TextWindows(self.text, SPLITS[self.text], self._windows(), self.limit))
 
 
 def held_out_windows(model: LanguageModel, context: Context, settings: WindowSettings) -> tuple[Windows, str]:

@@ -1,41 +1,19 @@
 """Perplexity of the documentation that every CPython ships."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from quant_bench.model import LanguageModel
-from quant_bench.perplexity import TextWindows, perplexity
-from quant_bench.stream import Prefix
-from quant_bench.task import Context, Evaluation, Task
-from quant_bench.windows import Convention, WindowSettings
+from quant_bench.perplexity import TextPerplexity
 
 
 @dataclass(frozen=True)
-class PythonDocs(Task):
+class PythonDocs(TextPerplexity):
     """Perplexity of the documentation that every CPython ships: English text that needs no download.
 
     The text belongs to a Python version, so numbers of two versions are not comparable (their data digests differ).
+    Settings are those of `perplexity.TextPerplexity`.
 
     Source: https://docs.python.org/3/library/pydoc.html (`pydoc_data.topics` of the Python that runs the benchmark).
-
-    Attributes:
-        convention: p1, p2, p3 or p5; see `windows.WindowSettings`.
-        seq_length: tokens a window; None: as the convention has it, or the model's context where that is shorter.
-        stride: of p2, in tokens; None: 512.
-        prefix: what stands before the text; `default` is what the tokenizer does by itself.
     """
 
-    convention: Convention = "p1"
-    seq_length: int | None = None
-    stride: int | None = None
-    prefix: Prefix = "default"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # settings that contradict each other are found before anything runs
-        self._windows()
-
-    def _windows(self) -> WindowSettings:
-        return WindowSettings(self.convention, self.seq_length, self.stride, self.prefix)
-
-    def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:
-        return perplexity(model, context, TextWindows("python_docs", "test", self._windows(), self.limit))
+    text: ClassVar[str] = "python_docs"
