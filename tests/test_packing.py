@@ -1,63 +1,27 @@
 """Packed forward against plain forward passes of transformers, one path at a time, in every layout."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    OPTConfig,
-    PreTrainedConfig,
-    Qwen3Config,
-)
 
 from quant_bench.attention import ATTENTION
 from quant_bench.errors import ModelError
-from quant_bench.model import LanguageModel, ModelIdentity
-from quant_bench.models.layouts import layout_of
+from quant_bench.model import LanguageModel
 from quant_bench.packing import Memory, Segment, packed_hidden
+from quant_bench.tiny import CONFIGS, VOCABULARY, tiny_model
 
-VOCAB = 96
-SIZES: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-HIDDEN: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SIZES}
-GATED: dict[str, Any] = {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 128, **HIDDEN}
-LAYOUTS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**GATED),
-    "qwen3": lambda: Qwen3Config(
-        **GATED,
-        head_dim=16,
-        use_sliding_window=True,
-        sliding_window=7,
-        layer_types=["full_attention", "sliding_attention"],
-    ),
-    "gemma3": lambda: Gemma3TextConfig(
-        **GATED, head_dim=16, sliding_window=5, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **SIZES),
-    "gpt_neox": lambda: GPTNeoXConfig(intermediate_size=48, rotary_pct=0.5, max_position_embeddings=128, **HIDDEN),
-    "opt": lambda: OPTConfig(ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=128, **HIDDEN),
-}
+# a window shorter than the paths, on one of two layers; gemma3's own has one too
+SLIDING = {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}
 
 
 def tiny(layout: str) -> LanguageModel:
-    torch.manual_seed(7)
-    module = AutoModelForCausalLM.from_config(LAYOUTS[layout](), attn_implementation=ATTENTION).eval()
-    for parameter in module.parameters():
-        # larger than the default spread, so that attention is far from uniform and a wrong key shows
-        parameter.data.mul_(6.0 if parameter.ndim > 1 else 1.0)
-    identity = ModelIdentity("tiny", "memory", None, "0" * 64, "0" * 64, "float32")
-    return LanguageModel(module, None, identity, layout_of(module))
+    return tiny_model(layout, seed=7, max_position_embeddings=128, **(SLIDING if layout == "qwen3" else {}))
 
 
 def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(1, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(1, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @torch.inference_mode()
@@ -70,7 +34,7 @@ def plain(model: LanguageModel, ids: list[int]) -> Tensor:
         model.module.set_attn_implementation(ATTENTION)
 
 
-@pytest.fixture(params=sorted(LAYOUTS))
+@pytest.fixture(params=sorted(CONFIGS))
 def model(request: pytest.FixtureRequest) -> LanguageModel:
     return tiny(request.param)
 
@@ -168,7 +132,7 @@ def test_the_key_value_transform_reaches_kept_keys() -> None:
 def test_the_router_is_removed_when_a_forward_fails() -> None:
     model, ids = tiny("llama"), tokens(6, 1)
     with pytest.raises(IndexError):
-        packed_hidden(model, [Segment([VOCAB + 3])])
+        packed_hidden(model, [Segment([VOCABULARY + 3])])
     with torch.inference_mode():
         ordinary = model.body(input_ids=torch.tensor([ids, ids]), use_cache=False).last_hidden_state
     close(ordinary[1], plain(model, ids))

@@ -2,8 +2,8 @@
 
 import ctypes
 import logging
-import sys
 from functools import cache
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +24,9 @@ def tune_allocator() -> bool:
     Returns:
         Whether the settings took effect; False where the C library is not glibc.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        library = ctypes.CDLL("libc.so.6")
-        done = [
-            library.mallopt(_MMAP_MAX, 0),
-            library.mallopt(_TRIM_THRESHOLD, -1),
-            library.mallopt(_TOP_PAD, _PAD_BYTES),
-        ]
-    except (OSError, AttributeError):
-        logger.info("no glibc here: allocator left as it is")
-        return False
-    return all(done)
+    library = _glibc()
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD_BYTES))
+    return library is not None and all([library.mallopt(*setting) for setting in settings])
 
 
 def release_memory() -> bool:
@@ -49,9 +39,18 @@ def release_memory() -> bool:
     Returns:
         Whether anything was given back; False where the C library is not glibc.
     """
-    if not sys.platform.startswith("linux"):
-        return False
+    library = _glibc()
+    return library is not None and bool(library.malloc_trim(0))
+
+
+@cache
+def _glibc() -> Any:
+    """The C library where it is glibc, else None."""
     try:
-        return bool(ctypes.CDLL("libc.so.6").malloc_trim(0))
-    except (OSError, AttributeError):
-        return False
+        library: Any = ctypes.CDLL("libc.so.6")
+    except OSError:
+        library = None
+    if not hasattr(library, "malloc_trim"):
+        logger.info("no glibc here: allocator left as it is")
+        return None
+    return library

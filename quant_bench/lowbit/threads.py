@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 import numba
 import torch
 
+from quant_bench.numerics.compiled import cached_loop
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # elements that one thread handles in the time that waking another one takes (some ten microseconds)
@@ -22,18 +24,11 @@ GRAIN = 1 << 16
 
 
 def compiled(function: Function) -> Function:
-    """Compile a loop that releases the interpreter lock; compiled code is kept on disk where some folder is writable.
+    """Compile a loop that releases the interpreter lock.
 
     Divisions follow IEEE 754 and no operation is fused or reordered, so results equal plain torch bit for bit.
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    # tests wrap every function of the package to check shapes, and numba wants the function itself
-    function = cast(Function, inspect.unwrap(function))
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        # neither the package's folder nor the user's cache folder can be written: compile in every process
-        return numba.njit(**options)(function)
+    return cast(Function, cached_loop(function, nogil=True, error_model="numpy"))
 
 
 def inlined(function: Function) -> Function:

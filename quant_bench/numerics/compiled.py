@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numba
@@ -10,23 +11,26 @@ import numba
 _REORDER = {"reassoc", "contract", "nsz"}
 
 
-def compiled(*, reorder: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a loop at its first call and keep the machine code on disk.
+def cached_loop(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compile a loop at its first call; the machine code is kept on disk where some folder is writable.
 
-    Shape checks of the test run wrap every function of the package; the compiler needs what they wrap.
+    Args:
+        function: the loop; shape checks, in which a test run wraps every function of the package, are taken off.
+        options: of `numba.njit`.
+    """
+    plain = inspect.unwrap(function)
+    try:
+        loop: Callable[..., Any] = numba.njit(cache=True, **options)(plain)
+    except RuntimeError:
+        # neither the package's folder nor the user's cache folder can be written: compile in every process
+        loop = numba.njit(**options)(plain)
+    return loop
+
+
+def compiled(*, reorder: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a loop over activations; see `cached_loop`.
 
     Args:
         reorder: whether sums may be added in another order, for speed.
     """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        plain = inspect.unwrap(function)
-        options: dict[str, Any] = {"fastmath": _REORDER if reorder else False, "nogil": True}
-        try:
-            loop: Callable[..., Any] = numba.njit(cache=True, **options)(plain)
-        except RuntimeError:
-            # neither the installation nor the user's cache folder can be written: compile in every process
-            loop = numba.njit(**options)(plain)
-        return loop
-
-    return decorate
+    return partial(cached_loop, fastmath=_REORDER if reorder else False, nogil=True)
