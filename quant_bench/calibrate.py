@@ -21,6 +21,8 @@ from quant_bench.stream import prefix_ids
 
 # tokens a calibration sequence in the outlier papers' protocol
 SEQ_LENGTH = 512
+# sequences a batch there
+_BATCH = 8
 # one sequence is cut out of this much more text than it needs on average, so that few cuts come out too short
 _SPARE = 1.25
 _SAMPLE_CHARACTERS = 1 << 16
@@ -50,7 +52,6 @@ def token_batches(
     sequences: int = 32,
     seq_length: int = SEQ_LENGTH,
     seed: int = 0,
-    batch_size: int = 8,
 ) -> Calibration:
     """Sequences of equal length from places of a text that the seed chooses; no two overlap.
 
@@ -63,10 +64,10 @@ def token_batches(
         sequences: how many are wanted.
         seq_length: tokens a sequence, its prefix counted.
         seed: chooses the places and their order.
-        batch_size: sequences a batch; the last batch may be smaller.
 
     Returns:
-        The batches. Fewer usable sequences than wanted give a warning with both counts, which are stored.
+        Batches of 8 sequences, the last of which may be smaller. Fewer usable sequences than wanted give a warning with
+        both counts, which are stored.
 
     Raises:
         DataError: the text is too short for even one sequence.
@@ -92,9 +93,9 @@ def token_batches(
         warnings.warn(message, stacklevel=2)
     rows = torch.tensor(chosen, dtype=torch.int64)
     return Calibration(
-        batches=tuple(torch.split(rows, batch_size)),
+        batches=tuple(torch.split(rows, _BATCH)),
         sha256=hashlib.sha256(rows.numpy().astype("<i8").tobytes()).hexdigest(),
-        description=f"{text.name} sha256={text.sha256[:12]} seq={seq_length} batch={batch_size} seed={seed}",
+        description=f"{text.name} sha256={text.sha256[:12]} seq={seq_length} batch={_BATCH} seed={seed}",
         usable=len(chosen),
         wanted=sequences,
     )
@@ -225,7 +226,6 @@ def static_ranges(
     rule: RangeRule,
     *,
     inputs: Iterable[str] = (),
-    outputs: Iterable[str] = (),
     extra: Callable[[RangeWatch], None] | None = None,
 ) -> dict[str, Range]:
     """Ranges of activations over batches, streamed: memory does not grow with their number, hooks are gone afterwards.
@@ -235,7 +235,6 @@ def static_ranges(
         batches: token ids.
         rule: how values become a range.
         inputs: module paths whose first argument is watched, stored as `path:input`.
-        outputs: module paths whose first output is watched, stored as `path:output`.
         extra: places further watches (of attention, say).
 
     Raises:
@@ -244,8 +243,6 @@ def static_ranges(
     with RangeWatch(model.module, rule) as watch, torch.no_grad():
         for path in inputs:
             watch.input(path)
-        for path in outputs:
-            watch.output(path)
         if extra is not None:
             extra(watch)
         for ids in batches:

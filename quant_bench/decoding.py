@@ -86,8 +86,8 @@ def rules_of(model: LanguageModel, stop: Sequence[str], asked: dict[str, Any]) -
     """
     own = getattr(model.module, "generation_config", None) or model.config
 
-    def setting(name: str, default: Any = None) -> Any:
-        return asked[name] if name in asked else getattr(own, name, default)
+    def setting(name: str) -> Any:
+        return asked[name] if name in asked else getattr(own, name, None)
 
     if asked.get("do_sample"):
         raise NotApplicable("the task samples (do_sample=True); generation here is greedy, so that it can be repeated")

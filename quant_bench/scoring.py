@@ -1,6 +1,5 @@
 """Scores of tokens: final hidden states, logits, and log-probabilities with the head taken in chunks of tokens."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,8 +10,6 @@ from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
 
 CHUNK_TOKENS = 256
-
-LogitsTap = Callable[[int, Float32[Tensor, "token vocab"]], None]
 
 
 class Scored(NamedTuple):
@@ -57,7 +54,6 @@ def target_log_probs(
     targets: Int[Tensor, " token"],
     *,
     chunk: int = CHUNK_TOKENS,
-    tap: LogitsTap | None = None,
 ) -> Scored:
     """Log-probability of one target at each hidden state.
 
@@ -69,7 +65,6 @@ def target_log_probs(
         hidden: final hidden states of the positions before the targets.
         targets: next-token ids.
         chunk: tokens a chunk.
-        tap: called as tap(first token of the chunk, its logits) for who needs whole distributions.
 
     Raises:
         QuantizationError: a log-probability is not a number.
@@ -80,8 +75,6 @@ def target_log_probs(
     for start in range(0, len(targets), chunk):
         piece = slice(start, start + chunk)
         scores = logits(model, hidden[piece])
-        if tap is not None:
-            tap(start, scores)
         picked = scores.gather(1, targets[piece, None].long())[:, 0]
         best[piece] = scores.argmax(-1)
         log_probs[piece] = picked.double() - torch.logsumexp(scores, -1).double()

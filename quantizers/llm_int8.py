@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quant_bench.errors import NotApplicable, SpecError
-from quant_bench.lowbit.codes import WeightCodes, quantize_weight
+from quant_bench.lowbit.codes import WeightCodes
 from quant_bench.model import LanguageModel, LinearSite
-from quant_bench.quantization import apply_scheme, weight_of
+from quant_bench.quantization import apply_scheme, nearest, weight_of
 from quant_bench.quantization.outlier_columns import keep_outliers
 from quant_bench.quantizer import Calibration, SchemeQuantizer
 
@@ -36,14 +36,7 @@ class LlmInt8(SchemeQuantizer):
 
         def weights(site: LinearSite, linear: nn.Module) -> WeightCodes:
             weight = kept[site.path] = weight_of(linear)
-            return quantize_weight(
-                weight,
-                bits=self.weight_bits,
-                granularity=self.weight_granularity,
-                symmetric=self.weight_symmetric,
-                search=self.weight_range,
-                group_size=self.group_size,
-            )
+            return nearest(weight, self)
 
         model = apply_scheme(model, self, calibration, weights)
         return keep_outliers(model, kept, self.threshold) if self.weight_bits < 16 else model

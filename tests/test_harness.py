@@ -1,8 +1,8 @@
 """The harness against lm-eval's plain `hf` model: same texts, same tiny random models, item by item."""
 
 import random
-from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +12,19 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    OPTConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from quant_bench import decoding, harness, texts
-from quant_bench.attention import ATTENTION
 from quant_bench.errors import NotApplicable
 from quant_bench.harness import HarnessLM
-from quant_bench.model import LanguageModel, ModelIdentity
-from quant_bench.models.layouts import layout_of
+from quant_bench.model import LanguageModel
 from quant_bench.probe import Probe
 from quant_bench.task import Context
+from quant_bench.tiny import CONFIGS, tiny_model
 
 TEXT = "the a old new river city wrote found seven eleven under over question answer because light , . ? : \n"
 WORDS = TEXT.split(" ")
 SIZES: dict[str, Any] = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
-HIDDEN: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SIZES}
-GATED: dict[str, Any] = {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 256, **HIDDEN}
-LAYERS = ["sliding_attention", "full_attention"]
-LAYOUTS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**GATED),
-    "qwen3": lambda: Qwen3Config(**GATED, head_dim=16),
-    "gemma3": lambda: Gemma3TextConfig(
-        **GATED, head_dim=16, sliding_window=24, layer_types=LAYERS, final_logit_softcapping=5.0
-    ),
-    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=256, **SIZES),
-    "gpt_neox": lambda: GPTNeoXConfig(intermediate_size=48, rotary_pct=0.5, max_position_embeddings=256, **HIDDEN),
-    "opt": lambda: OPTConfig(ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=256, **HIDDEN),
-}
 
 
 def prose(seed: int, words: int) -> str:
@@ -75,12 +51,8 @@ def make_tokenizer(*, adds_bos: bool = False) -> PreTrainedTokenizerFast:
 
 
 def tiny(layout: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
-    torch.manual_seed(11)
-    module = AutoModelForCausalLM.from_config(LAYOUTS[layout](), attn_implementation=ATTENTION).eval()
-    for parameter in module.parameters():
-        parameter.data.mul_(6.0 if parameter.ndim > 1 else 1.0)
-    identity = ModelIdentity("tiny", "memory", None, "0" * 64, "0" * 64, "float32")
-    return LanguageModel(module, tokenizer, identity, layout_of(module))
+    own = {"sliding_window": 24, "final_logit_softcapping": 5.0} if layout == "gemma3" else {}
+    return replace(tiny_model(layout, seed=11, max_position_embeddings=256, **SIZES, **own), tokenizer=tokenizer)
 
 
 def reference(model: LanguageModel, tokenizer: PreTrainedTokenizerFast, batch_size: int = 1) -> HFLM:
@@ -122,7 +94,7 @@ def same_scores(found: list[tuple[float, bool]], wanted: list[tuple[float, bool]
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("layout", sorted(CONFIGS))
 def test_log_likelihoods_equal_plain_lm_eval(layout: str, batch: int, tokenizer: PreTrainedTokenizerFast) -> None:
     model = tiny(layout, tokenizer)
     asked = pairs("loglikelihood", choices() + awkward())
@@ -133,7 +105,7 @@ def test_log_likelihoods_equal_plain_lm_eval(layout: str, batch: int, tokenizer:
     assert len({round(total, 2) for total, _ in wanted}) > 15
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("layout", sorted(CONFIGS))
 def test_texts_that_differ_only_in_where_the_context_ends_equal_a_direct_forward(layout: str) -> None:
     tokenizer = make_tokenizer()
     model = tiny(layout, tokenizer)
@@ -156,7 +128,7 @@ def _context(batch: Any = "auto", probe: Probe | None = None) -> Context:
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("layout", sorted(CONFIGS))
 def test_rolling_log_likelihoods_equal_plain_lm_eval(
     layout: str, batch: int, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -55,14 +55,6 @@ def test_half_precision_gives_float32_logits_and_float64_scores() -> None:
     assert target_log_probs(model, hidden, ids[0, 1:]).log_probs.dtype == torch.float64
 
 
-def test_tap_sees_every_chunk_of_logits_once() -> None:
-    model, ids = tiny_model("gpt2"), some_ids(20)
-    hidden = final_hidden(model, ids)[0, :-1]
-    seen: list[tuple[int, int]] = []
-    target_log_probs(model, hidden, ids[0, 1:], chunk=8, tap=lambda start, scores: seen.append((start, len(scores))))
-    assert seen == [(0, 8), (8, 8), (16, 3)]
-
-
 def test_logits_that_are_not_finite_are_an_error_that_names_the_position() -> None:
     model, ids = tiny_model("llama"), some_ids(12)
     hidden = final_hidden(model, ids)[0, :-1].clone()

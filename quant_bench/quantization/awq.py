@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quant_bench.errors import QuantizationError
-from quant_bench.lowbit.codes import WeightCodes, quantize_weight
+from quant_bench.lowbit.codes import WeightCodes
 from quant_bench.model import LanguageModel, LinearSite
 from quant_bench.numerics.integers import Grid, round_to_grid, scale_and_zero
 from quant_bench.quantization.float_pass import float_moments
 from quant_bench.quantization.folding import Fold, fold, folds_of
 from quant_bench.quantization.linears import weight_of
 from quant_bench.quantization.moments import Moments
+from quant_bench.quantization.scheme import nearest
 from quant_bench.quantizer import Calibration, SchemeQuantizer
 
 # of the published code: exponents 0 to 0.95, and clips down to 0.55 of the range, in steps of a twentieth
@@ -60,7 +61,7 @@ def awq_weights(
             if not bool(weight.isfinite().all()):
                 raise QuantizationError(f"{site.path}: a weight is not finite: no range covers it")
             searched = clip and site.role not in _UNCLIPPED
-            codes[site.path] = clipped_codes(weight, second, scheme) if searched else _nearest(weight, scheme)
+            codes[site.path] = clipped_codes(weight, second, scheme) if searched else nearest(weight, scheme)
     return lambda site, linear: codes[site.path]
 
 
@@ -77,7 +78,7 @@ def best_scale(
         scale = scale / (scale.amax() * scale.amin()).sqrt()
         columns, error = place.spread(scale), 0.0
         for weight in weights:
-            left = _nearest(weight * columns, scheme).dequantize() / columns - weight
+            left = nearest(weight * columns, scheme).dequantize() / columns - weight
             error += float((left @ inputs.second * left).sum(dtype=torch.float64))
         if error < least:
             best, least = scale, error
@@ -123,15 +124,4 @@ def clipped_codes(
         bits=scheme.weight_bits,
         group_size=group,
         granularity=scheme.weight_granularity,
-    )
-
-
-def _nearest(weight: Float[Tensor, "row col"], scheme: SchemeQuantizer) -> WeightCodes:
-    return quantize_weight(
-        weight,
-        bits=scheme.weight_bits,
-        granularity=scheme.weight_granularity,
-        symmetric=scheme.weight_symmetric,
-        search=scheme.weight_range,
-        group_size=scheme.group_size,
     )

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from quant_bench.calibrate import RangeRule, RangeWatch, static_ranges
 from quant_bench.errors import NotApplicable
@@ -44,7 +45,7 @@ def apply_scheme(
     sites = full.full_sites(model) if scheme.scope == "full" else None
     ranges = _static_ranges(model, scheme, calibration, sites)
     rules = activation_rules(model, scheme, ranges)
-    encode = weights or (lambda site, linear: _nearest(linear, scheme))
+    encode = weights or (lambda site, linear: nearest(weight_of(linear), scheme))
 
     def make(site: LinearSite, linear: nn.Module) -> nn.Module:
         rule = rules.get(site.path)
@@ -132,10 +133,14 @@ _KEPT = 8
 _ranges: dict[object, dict[str, Range]] = {}
 
 
-def _nearest(linear: nn.Module, scheme: SchemeQuantizer) -> WeightCodes:
-    """Round to nearest."""
+def nearest(weight: Float[Tensor, "row col"], scheme: SchemeQuantizer) -> WeightCodes:
+    """Codes of a weight matrix by rounding to the nearest, over the scheme's range.
+
+    Raises:
+        QuantizationError: a weight is not finite.
+    """
     return quantize_weight(
-        weight_of(linear),
+        weight,
         bits=scheme.weight_bits,
         granularity=scheme.weight_granularity,
         symmetric=scheme.weight_symmetric,
