@@ -1,6 +1,5 @@
 """Calibration: token batches from a text, and static ranges of activations streamed over them."""
 
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,13 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from quant_bench.errors import DataError, QuantizationError
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.tails import Range, Tails
-from quant_bench.quantizer import Calibration
+from quant_bench.quantizer import SEQUENCES_A_BATCH, Calibration
 from quant_bench.stream import prefix_ids
 
 # tokens a calibration sequence in the outlier papers' protocol
 SEQ_LENGTH = 512
-# sequences a batch there
-_BATCH = 8
 # one sequence is cut out of this much more text than it needs on average, so that few cuts come out too short
 _SPARE = 1.25
 _SAMPLE_CHARACTERS = 1 << 16
@@ -92,13 +89,8 @@ def token_batches(
         message = f"calibration: only {len(chosen)} of {sequences} sequences of {seq_length} tokens in {text.name!r}"
         warnings.warn(message, stacklevel=2)
     rows = torch.tensor(chosen, dtype=torch.int64)
-    return Calibration(
-        batches=tuple(torch.split(rows, _BATCH)),
-        sha256=hashlib.sha256(rows.numpy().astype("<i8").tobytes()).hexdigest(),
-        description=f"{text.name} sha256={text.sha256[:12]} seq={seq_length} batch={_BATCH} seed={seed}",
-        usable=len(chosen),
-        wanted=sequences,
-    )
+    where = f"{text.name} sha256={text.sha256[:12]} seq={seq_length} batch={SEQUENCES_A_BATCH} seed={seed}"
+    return Calibration.of(rows, where, sequences)
 
 
 def batches_for(model: LanguageModel, text: CalibrationText, *, sequences: int, seed: int) -> Calibration:

@@ -1,17 +1,21 @@
 """The contract of a quantizer, and the settings that every recipe of ours shares."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Int, Int64
 from torch import Tensor
 
 from quant_bench.errors import SpecError
 from quant_bench.model import LanguageModel
 
 Execution = Literal["simulated", "integer", "classic"]
+# of calibration, in the outlier papers' protocol
+SEQUENCES_A_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,18 @@ class Calibration:
     description: str = "none"
     usable: int = 0
     wanted: int = 0
+
+    @classmethod
+    def of(cls, rows: Int64[Tensor, "seq token"], description: str, wanted: int) -> "Calibration":
+        """Batches of 8 of these sequences, the last of which may be smaller.
+
+        Args:
+            rows: token ids.
+            description: where they come from.
+            wanted: how many sequences were asked for.
+        """
+        sha256 = hashlib.sha256(rows.numpy().astype("<i8").tobytes()).hexdigest()
+        return cls(torch.split(rows, SEQUENCES_A_BATCH), sha256, description, len(rows), wanted)
 
 
 @dataclass(frozen=True)
@@ -126,4 +142,4 @@ class SchemeQuantizer(Quantizer):
     @property
     def calibration_sequences(self) -> int:
         """Batches times the protocol's 8 sequences a batch where ranges are static, else none."""
-        return 8 * self.calibration_batches if self.activation_static else 0
+        return SEQUENCES_A_BATCH * self.calibration_batches if self.activation_static else 0

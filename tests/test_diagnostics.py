@@ -455,8 +455,8 @@ def test_output_gates_lie_between_zero_and_one(arm: str) -> None:
 def test_quantized_models_are_watched_with_their_own_weights(arm: str, quantizer: str) -> None:
     definition = build("arms", arm)
     recipe = build("quantizers", quantizer)
-    batches = torch.split(sequences(max(8, recipe.calibration_sequences), 24, seed=3).ids, 8)
-    model = recipe.quantize(armed(arm), Calibration(batches, "0" * 64, "random", 8, 8))
+    calibration = Calibration.of(sequences(max(8, recipe.calibration_sequences), 24, seed=3).ids, "random", 8)
+    model = recipe.quantize(armed(arm), calibration)
     ids = sequences().ids[0]
     with AttentionWatch(model) as watch:
         readings = watch.read(ids)
@@ -468,9 +468,9 @@ def test_quantized_models_are_watched_with_their_own_weights(arm: str, quantizer
 
 def test_rounded_probabilities_are_what_scope_full_computes() -> None:
     recipe = build("quantizers", "w8a8-static")
-    batches = torch.split(sequences(16, 24, seed=3).ids, 8)
+    calibration = Calibration.of(sequences(16, 24, seed=3).ids, "random", 16)
     for arm in ("softmax", "sink_logit", "clipped_softmax1"):
-        model = recipe.quantize(armed(arm), Calibration(batches, "0" * 64, "random", 16, 16))
+        model = recipe.quantize(armed(arm), calibration)
         ids = sequences().ids[0]
         with caught(model) as layers:
             final_hidden(model, ids[None])

@@ -15,5 +15,4 @@ def tiny_ids(batch: int = 4, seq: int = 24, seed: int = 1) -> Tensor:
 def tiny_calibration(quantizer: Quantizer) -> Calibration:
     """As many random sequences as a quantizer wants, in batches of 8."""
     wanted = quantizer.calibration_sequences
-    batches = torch.split(tiny_ids(wanted, seed=2), 8) if wanted else ()
-    return Calibration(batches, sha256="0" * 64, description="random tokens", usable=wanted, wanted=wanted)
+    return Calibration.of(tiny_ids(wanted, seed=2), "random tokens", wanted) if wanted else Calibration()

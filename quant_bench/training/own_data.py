@@ -11,13 +11,12 @@ import torch
 from quant_bench.data import DataSource
 from quant_bench.errors import Blocked, NotApplicable
 from quant_bench.model import LanguageModel
-from quant_bench.quantizer import Calibration
+from quant_bench.quantizer import SEQUENCES_A_BATCH, Calibration
 from quant_bench.training.material import Material, ToyMaterial, material_of
 from quant_bench.training.tiers import TRAINING_KEY, Tier, tier_of
 
 # calibration reads what training reads, in an order that no training has
 _CALIBRATION_SEED = 1 << 40
-_CALIBRATION_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,8 @@ def calibration(model: LanguageModel, data: DataSource, cache: Path, sequences: 
     """
     tier, material = _material(model, data, cache)
     rows = np.stack([material.row(_CALIBRATION_SEED + seed, index) for index in range(sequences)])
-    return Calibration(
-        batches=tuple(torch.split(torch.from_numpy(rows), _CALIBRATION_BATCH)),
-        sha256=hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest(),
-        description=f"{tier.label} training sequences seq={tier.context} batch={_CALIBRATION_BATCH} seed={seed}",
-        usable=sequences,
-        wanted=sequences,
-    )
+    where = f"{tier.label} training sequences seq={tier.context} batch={SEQUENCES_A_BATCH} seed={seed}"
+    return Calibration.of(torch.from_numpy(rows), where, sequences)
 
 
 def _material(model: LanguageModel, data: DataSource, cache: Path) -> tuple[Tier, Material]:
