@@ -110,19 +110,18 @@ def core_of(module: nn.Module) -> AttentionCore:
 
 
 def replace_core(module: nn.Module, core: AttentionCore) -> Callable[[], None]:
-    """Put another mechanism in the place of a module's; returns what puts the one before back."""
-    place: Any = module
-    own, before = "attention_core" in {**module.__dict__, **module._modules}, core_of(module)
+    """Put a function in the place of a module's mechanism for a while; returns what puts the one before back."""
+    # found before a child module of that name, which stays where it is among the children
+    place = module.__dict__
+    before = place.get("attention_core")
 
     def restore() -> None:
-        del place.attention_core
-        if own:
-            place.attention_core = before
+        if before is None:
+            del place["attention_core"]
+        else:
+            place["attention_core"] = before
 
-    if own:
-        # the name of a child module is not free for what is none
-        del place.attention_core
-    place.attention_core = core
+    place["attention_core"] = core
     return restore
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant_bench.attention import core_of, replace_core, sdpa
+from quant_bench.attention import core_of, sdpa
 from quant_bench.calibrate import RangeWatch
 from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.model import LanguageModel
@@ -103,11 +103,10 @@ def round_full(model: LanguageModel, scheme: SchemeQuantizer, sites: FullSites, 
     for path in sites.sums:
         round_input_(model.module.get_submodule(path), rounding(f"{path}:input"))
     for path in sites.attentions:
-        attention = model.module.get_submodule(path)
-        core = core_of(attention)
+        attention: Any = model.module.get_submodule(path)
+        core: Any = core_of(attention)
         scores, probabilities, context = (rounding(f"{path}:{name}") for name in ("scores", "probabilities", "context"))
-        arm = None if core is sdpa else core
-        replace_core(attention, RoundedAttention(scores, probabilities, context, arm))
+        attention.attention_core = RoundedAttention(scores, probabilities, context, None if core is sdpa else core)
 
 
 def _embedding_weights(module: nn.Module, scheme: SchemeQuantizer) -> StaticRounding | None:

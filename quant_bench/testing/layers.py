@@ -42,38 +42,37 @@ class SeenLayer:
 def watched_layers(model: LanguageModel) -> Iterator[list[SeenLayer]]:
     """Operands and outputs of every attention layer while the context lasts."""
     layers = [SeenLayer(model.module.get_submodule(path)) for path in model.layout.attentions]
-    by_module = {layer.module: layer.operands for layer in layers}
-    original = attention.core_of
+    undo: list[Callable[[], None]] = []
 
-    def core_of(module: nn.Module) -> Callable[..., Tensor]:
-        core = original(module)
+    def watch(layer: SeenLayer) -> None:
+        inner = attention.core_of(layer.module)
 
-        def watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-            by_module[module].update(query=query, key=key, value=value, **options)
-            return core(module, query, key, value, **options)
+        def core(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+            layer.operands.update(query=query, key=key, value=value, **options)
+            return inner(module, query, key, value, **options)
 
-        return watched
+        def keep_hidden(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            layer.operands["hidden"] = options["hidden_states"] if "hidden_states" in options else arguments[0]
 
-    def keep_hidden(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        by_module[module]["hidden"] = options["hidden_states"] if "hidden_states" in options else arguments[0]
+        undo.append(attention.replace_core(layer.module, core))
+        undo.append(layer.module.register_forward_pre_hook(keep_hidden, with_kwargs=True).remove)
 
-    hooks = [layer.module.register_forward_pre_hook(keep_hidden, with_kwargs=True) for layer in layers]
+    for layer in layers:
+        watch(layer)
     for site in model.layout.linears:
         operands = layers[site.layer].operands
         if site.role == "output":
             module = model.module.get_submodule(site.path)
-            hooks.append(module.register_forward_pre_hook(lambda m, a, o=operands: o.update(output=a[0])))
+            undo.append(module.register_forward_pre_hook(lambda m, a, o=operands: o.update(output=a[0])).remove)
         parent = model.module.get_submodule(site.path.rpartition(".")[0])
         if isinstance(parent, GatedProjection):
 
             def keep_read(gated: Any, a: Any, out: Tensor, o: Any = operands, p: Any = parent) -> None:
                 o["read"] = p.reads(out).transpose(1, 2)
 
-            hooks.append(parent.projection.register_forward_hook(keep_read))
-    attention.core_of = core_of
+            undo.append(parent.projection.register_forward_hook(keep_read).remove)
     try:
         yield layers
     finally:
-        attention.core_of = original
-        for hook in hooks:
-            hook.remove()
+        for restore in undo:
+            restore()
