@@ -352,6 +352,25 @@ def test_every_recipe_works_on_routers_and_its_executions_are_equal(arm: str, re
     assert torch.equal(*logits)
 
 
+class _Foreign(Tensor):
+    """A weight of another library, whose products are that library's."""
+
+    products = 0
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.products += function is functional.linear and type(args[1]) is cls
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_keys_of_a_foreign_weight_are_products_of_its_own() -> None:
+    model = models.attach(tiny_model("llama"), "attnres_oasis")
+    key: Any = routers_of(model.body)[1].get_submodule("key_projection")
+    key.weight = nn.Parameter(key.weight.detach().as_subclass(_Foreign), requires_grad=False)
+    model.module(input_ids=tiny_ids())
+    assert _Foreign.products == 1
+
+
 def test_coverage_counts_a_key_for_every_source() -> None:
     model = registry.build("quantizers", "w8a8").quantize(
         models.attach(tiny_model("llama"), "attnres_oasis"), Calibration()

@@ -59,7 +59,7 @@ class OasisRouter(Router):
         """Scores of the sources, the last of which is the current state."""
         query, key = self.query_projection, self.key_projection
         asked = query(sources[-1])
-        if type(key) is nn.Linear and not key._forward_hooks and not key._forward_pre_hooks:
+        if _plain(key):
             # q · (Wk y) = (q Wk) · y: one product instead of one a source, while nobody rounds or watches the keys
             asked = asked @ key.weight
             products = [torch.linalg.vecdot(wide(asked), wide(source)) for source in sources]
@@ -70,6 +70,12 @@ class OasisRouter(Router):
         count = len(sources)
         ramp = torch.arange(count, device=scores.device, dtype=scores.dtype) / (count - 1)
         return scores / math.sqrt(self.inner) + self.rho * (ramp if self.recency == "ramp" else ramp.floor())
+
+
+def _plain(linear: nn.Module) -> bool:
+    """Whether a product is x Wᵀ and nothing else: an engine may keep the module and put a weight of its own in it."""
+    untouched = type(linear) is nn.Linear and type(linear.weight) is nn.Parameter
+    return untouched and not linear._forward_hooks and not linear._forward_pre_hooks
 
 
 class OasisPass(Pass):
