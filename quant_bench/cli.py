@@ -10,8 +10,11 @@ from quant_bench.commands.data import data
 from quant_bench.commands.demo import demo
 from quant_bench.commands.doctor import doctor
 from quant_bench.commands.listing import list_command
+from quant_bench.commands.merge import merge
+from quant_bench.commands.publish import publish
 from quant_bench.commands.report import report_command
 from quant_bench.commands.run import run
+from quant_bench.commands.submit_check import submit_check
 from quant_bench.commands.train import train
 
 
@@ -31,8 +34,11 @@ for _command in (
     demo,
     doctor,
     list_command,
+    merge,
+    publish,
     report_command,
     run,
+    submit_check,
     train,
 ):
     main.add_command(_command)

@@ -201,7 +201,9 @@ class _Tally:
         self.requests = prepared.requests
         self.aggregation: Mapping[str, Callable[[Sequence[Any]], float]] = self.task.aggregation()
         self.higher: Mapping[str, bool] = self.task.higher_is_better()
-        self.columns: dict[str, list[Any]] = {"item": list(self.requests)}
+        # how each question starts, so that an item can be told by more than its number
+        starts = [str(self.task.doc_to_text(asked[0].doc)).strip()[:80] for asked in self.requests.values()]
+        self.columns: dict[str, list[Any]] = {"item": list(self.requests), "text": starts}
         self.measures: list[Measure] = []
         self.plain: list[Plain] = []
         self.details: dict[str, Any] = {}

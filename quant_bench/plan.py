@@ -14,7 +14,7 @@ from quant_bench.identity import ModelIdentity
 from quant_bench.probe import Probe
 from quant_bench.quantizer import Quantizer
 from quant_bench.record import Cell, Record
-from quant_bench.samples import SampleStore, digest_of
+from quant_bench.samples import SampleStore, key_of
 from quant_bench.task import Task
 
 # the fields of a score that compare its cell with another
@@ -154,23 +154,8 @@ def finished(planned: PlannedCell, options: RunOptions, identity: ModelIdentity 
 
 
 def sample_key(planned: PlannedCell, identity: ModelIdentity, calibration_sha256: str | None) -> str:
-    """Key of a cell's samples: weights, plugins, settings, versions, calibration and seed, never a name or a path.
-
-    So neither another model under the same name nor a changed setting can find the answers of this one.
-    """
-    return digest_of(
-        {
-            "weights": identity.weights_sha256,
-            "tokenizer": identity.tokenizer_sha256,
-            "dtype": planned.cell.model.partition(" ")[2] or "float32",
-            "arm": planned.cell.arm,
-            "quantizer": planned.cell.quantizer,
-            "task": planned.cell.task,
-            "seed": planned.cell.seed,
-            "versions": planned.versions(),
-            "calibration": calibration_sha256,
-        }
-    )
+    """Key of a cell's samples; see `samples.key_of`."""
+    return key_of(vars(planned.cell), vars(identity), planned.versions(), calibration_sha256)
 
 
 def float_twin(planned: PlannedCell) -> PlannedCell:

@@ -26,6 +26,32 @@ def digest_of(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
+def key_of(
+    cell: Mapping[str, Any], identity: Mapping[str, Any], versions: Mapping[str, Any], calibration_sha256: str | None
+) -> str:
+    """Key of a cell's samples: weights, plugins, settings, versions, calibration and seed, never a name or a path.
+
+    So neither another model under the same name nor a changed setting can find the answers of this one. A record has
+    all of it, too.
+
+    Args:
+        cell: parts of the cell, as its record has them.
+        identity: of the model, with `weights_sha256` and `tokenizer_sha256`.
+        versions: of the plugins and the suite.
+        calibration_sha256: of what the quantizer was given, or None.
+    """
+    return digest_of(
+        {
+            "weights": identity["weights_sha256"],
+            "tokenizer": identity["tokenizer_sha256"],
+            "dtype": cell["model"].partition(" ")[2] or "float32",
+            **{name: cell[name] for name in ("arm", "quantizer", "task", "seed")},
+            "versions": {name: versions.get(name) for name in ("arm", "quantizer", "task", "quant_bench")},
+            "calibration": calibration_sha256,
+        }
+    )
+
+
 @dataclass(frozen=True)
 class Samples:
     """The items of one cell.
@@ -49,7 +75,7 @@ class Samples:
 
 
 class SampleStore:
-    """Samples under `<cache>/samples`. What a key does not name cannot change an answer: see `plan.sample_key`."""
+    """Samples under `<cache>/samples`. What a key does not name cannot change an answer: see `key_of`."""
 
     def __init__(self, cache: Path) -> None:
         self.folder = cache / "samples"

@@ -1,16 +1,15 @@
-"""Comparisons of arms -> tables: two arms beside each other, and the 2×2 of a sink logit and a gate."""
+"""The 2×2 of a sink logit and a gate -> tables."""
 
 from typing import Final
 
 import pandas as pd
 
 from quant_bench.cell import BASELINE_ARM
-from quant_bench.report.compare import POOL, Comparison
-from quant_bench.report.frame import GROUP, plain_rows
+from quant_bench.report.frame import plain_rows
 from quant_bench.report.layout import Document, Entry, Section, Table
 from quant_bench.report.redundancy import FORMS, GAINS
 from quant_bench.report.rows import Row, heading, model_of, parted, question
-from quant_bench.report.text import between, number, signed
+from quant_bench.report.text import between, signed
 
 REDUNDANCY: Final = (
     f"2×2: a gain is what an arm is better than {BASELINE_ARM} at the same seed (of a perplexity: of its logarithm, in "
@@ -19,44 +18,6 @@ REDUNDANCY: Final = (
 )
 _GAINS: Final = ("gain(sink)", "gain(gate)", "gain(both)", "R")
 _FORMS: Final = " or ".join(f"{gate} and {both}" for _, gate, both in FORMS.values())
-
-
-def comparison_document(found: Comparison, first: str, second: str) -> Document:
-    """What `compare` found, by model and question."""
-    legend = (
-        f"Each difference is {first} minus {second} at the same seed, on the same items; ↓ marks what is better when "
-        "it is lower, ↑ when it is higher.",
-        "Over several seeds it is their mean ± their standard deviation, with the 95 % Student interval of the mean. "
-        f"The 95 % interval of one seed is a paired bootstrap over items; records have it against {BASELINE_ARM} only.",
-    )
-    groups = parted(plain_rows(found.frame), lambda row: tuple(row[name] for name in GROUP)).values()
-    sections = [
-        Section(" · ".join(part for part in model if part), "", tuple(_comparison(group) for group in members))
-        for model, members in sorted(parted(groups, model_of).items())
-    ]
-    return Document(f"{first} against {second}", legend, tuple(sections), "Nothing to compare.\n")
-
-
-def _comparison(group: list[Row]) -> Table:
-    rows = []
-    for pool in parted(group, lambda row: tuple(row[name] for name in POOL)).values():
-        first = pool[0]
-        together = (_with_items(first),) if first["seeds"] == 1 else _over_seeds(first)
-        each = tuple(f"{row['seed']}: {_with_items(row)}" for row in pool)
-        lead = (Entry((first["label"],)), Entry((heading(first),)))
-        rows.append((*lead, Entry(together), Entry((str(first["seeds"]),)), Entry(each)))
-    headings = ("quantizer", "metric", "difference", "seeds", "each seed")
-    return Table(question(group), headings, tuple(rows), words=2)
-
-
-def _with_items(row: Row) -> str:
-    shown = signed(row["difference"])
-    return shown if row["low"] is None else f"{shown} {between(row['low'], row['high'], signed)}"
-
-
-def _over_seeds(row: Row) -> tuple[str, ...]:
-    mean = f"{signed(row['mean'])} ± {number(row['deviation'])}"
-    return mean, between(row["mean_low"], row["mean_high"], signed)
 
 
 def redundancy_document(frame: pd.DataFrame) -> Document:

@@ -1,0 +1,150 @@
+"""Whether a tree of records may be taken over: what a results repository's CI asks of every change."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from quant_bench import registry
+from quant_bench.errors import PluginError, RecordError, SpecError, UnknownPlugin
+from quant_bench.record import Record
+from quant_bench.record_json import parsed, validate
+from quant_bench.score import Score
+from quant_bench.submission.plausible import implausible, inconsistent
+
+TOLERANCE: Final = 1e-6
+_KINDS: Final[Mapping[str, registry.Kind]] = {"arm": "arms", "quantizer": "quantizers", "task": "tasks"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What speaks against a file.
+
+    Attributes:
+        path: of the file, below the tree.
+        what: is wrong.
+    """
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The records under a folder by their path below it, and the files that are none."""
+
+    records: Mapping[str, Record]
+    texts: Mapping[str, bytes]
+    problems: tuple[Problem, ...]
+
+    @classmethod
+    def read(cls, root: Path) -> "Tree":
+        """Read every file of the models' folders. What is no regular file of a record is a problem, links too."""
+        records: dict[str, Record] = {}
+        texts: dict[str, bytes] = {}
+        problems: list[Problem] = []
+        for path in _entries(root):
+            name = path.relative_to(root).as_posix()
+            try:
+                if path.is_symlink():
+                    raise RecordError("it is a link")
+                record = Record.read(path, root)
+                texts[name] = path.read_bytes()
+                validate(parsed(texts[name].decode()))
+                records[name] = record
+            except (RecordError, OSError) as error:
+                problems.append(Problem(name, str(error).removeprefix(f"{path}: ")))
+        return cls(records, texts, tuple(problems))
+
+
+def check(tree: Tree, base: Tree | None = None, tolerance: float = TOLERANCE) -> list[Problem]:
+    """Every reason not to take over a tree of records, in order of path; none when it is sound.
+
+    Records that are the same in `base` have been checked when they got there: their plugins may have moved on since.
+
+    Args:
+        tree: what is submitted, as a whole: with what was there before.
+        base: what was there before.
+        tolerance: a measured value may differ from the one in `base` by this share of it. Above, the change must have
+            a reason in the record: other versions of the plugins, or other digests.
+    """
+    found = list(tree.problems)
+    cells = {record.cell: record for record in tree.records.values()}
+    for name, record in tree.records.items():
+        if base is not None and tree.texts[name] == base.texts.get(name):
+            continue
+        if record.to_text().encode() != tree.texts[name]:
+            found.append(Problem(name, "it is not written as quant-bench writes records (keys sorted, one indent)"))
+        found += [Problem(name, what) for what in implausible(record, cells)]
+        found += [Problem(name, what) for what in _plugins(record)]
+    found += [Problem(cell.path(Path()).as_posix(), what) for cell, what in inconsistent(cells)]
+    if base is not None:
+        found += _changes(tree, base, tolerance)
+    return sorted(found, key=lambda problem: (problem.path, problem.what))
+
+
+def _entries(root: Path) -> Iterator[Path]:
+    """Files and links in the models' folders, hidden ones too; `.git` and what lies beside the folders are not ours."""
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        if here == root:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders.sort()
+        yield from (here / name for name in sorted([*links, *(names if here != root else ())]))
+
+
+def _plugins(record: Record) -> Iterator[str]:
+    """What this version of the suite does not know of a record's plugins."""
+    for part, kind in _KINDS.items():
+        text, stored = getattr(record.cell, part), record.settings[part]
+        try:
+            plugin: Any = registry.build(kind, text)
+        except (SpecError, UnknownPlugin, PluginError) as error:
+            yield f"{part}: {error}"
+            continue
+        if registry.canonical(kind, plugin) != text:
+            yield f"{part} {text!r} is written {registry.canonical(kind, plugin)!r}"
+        if record.versions[part] != plugin.version:
+            yield f"{part} {text!r} has version {plugin.version} here; the record is of {record.versions[part]}"
+        elif registry.settings(plugin) != stored:
+            yield f"settings.{part} are not those of {text!r}"
+
+
+def _changes(tree: Tree, base: Tree, tolerance: float) -> Iterator[Problem]:
+    for name, before in base.records.items():
+        after = tree.records.get(name)
+        if after is None:
+            broken = any(problem.path == name for problem in tree.problems)
+            yield Problem(name, "it was a record and is none any more" if broken else "it was deleted")
+        elif before.state == "measured" and tree.texts[name] != base.texts[name]:
+            yield from (Problem(name, what) for what in _changed(before, after, tolerance))
+
+
+def _changed(before: Record, after: Record, tolerance: float) -> Iterator[str]:
+    """What a measured record lost, and values that changed without a reason in the record."""
+    if after.state != "measured":
+        yield f"it was measured and is {after.state}"
+        return
+    values = {score.metric.name: score.value for score in after.scores}
+    explained = _circumstances(before) != _circumstances(after)
+    for score in before.scores:
+        name = score.metric.name
+        if name not in values:
+            yield f"{name} is gone"
+        elif not explained and not _close(score, values[name], tolerance):
+            yield f"{name} was {score.value!r} and is {values[name]!r}, with the same versions and digests"
+
+
+def _close(score: Score, value: float, tolerance: float) -> bool:
+    return math.isclose(score.value, value, rel_tol=tolerance, abs_tol=tolerance * (score.metric.unit == "share"))
+
+
+def _circumstances(record: Record) -> tuple[object, ...]:
+    digests = {key: value for key, value in record.identity.items() if key.endswith("_sha256")}
+    return record.convention, [record.versions[part] for part in _KINDS], digests

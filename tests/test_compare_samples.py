@@ -1,0 +1,290 @@
+"""Two quantizers or models against each other: intervals from answers in the cache, flips, and layers side by side."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from quant_bench.cli import main
+from quant_bench.record import Cell, Record
+from quant_bench.report.compare import Comparison, compare
+from quant_bench.samples import Samples, SampleStore, key_of
+from quant_bench.score import Delta, Metric, Score
+
+DIGEST, OTHER = "a" * 64, "b" * 64
+W8, W4 = "rtn", "rtn(activation_bits=4,weight_bits=4)"
+ACC = Metric("acc", "share", "higher", "mean", 0.25)
+PERPLEXITY = Metric("token_perplexity", "1", "lower", "exp")
+PEAK = Metric("max_inf_norm", "1", "lower")
+
+
+def record(quantizer: str = W8, scores: Mapping[Metric, float] | None = None, n: int = 200, **changes: Any) -> Record:
+    digests = {key: DIGEST for key in ("weights_sha256", "tokenizer_sha256", "data_sha256", "calibration_sha256")}
+    cell = Cell(changes.pop("model", "m"), changes.pop("arm", "softmax"), quantizer, changes.pop("task", "text"), 0)
+    made = Record(
+        state="measured",
+        reason=None,
+        cell=cell,
+        settings={"model": {"name": cell.model, "dtype": "float32"}, "arm": {}, "quantizer": {}, "task": {}},
+        versions={"arm": 1, "quantizer": 1, "task": 1, "quant_bench": "0.1.0"},
+        identity=digests | changes.pop("identity", {}),
+        convention=changes.pop("convention", "P1 seq=64"),
+        coverage={"quantized": {}, "skipped": {}, "tied": {}, "mac_share": 0.0, "notes": []},
+        scores=tuple(Score(metric, value, n=n) for metric, value in (scores or {}).items()),
+    )
+    return replace(made, **changes)
+
+
+def answers(seed: int, n: int = 200) -> pd.DataFrame:
+    """Items that are right or wrong, and log-likelihoods of windows, in part shared by every seed."""
+    shared, own = np.random.default_rng(0), np.random.default_rng(seed)
+    tokens = shared.integers(20, 60, n)
+    nll = tokens * (shared.normal(3.0, 0.5, n) + own.normal(0.1 * seed, 0.05, n))
+    right = (shared.random(n) + own.normal(0, 0.1, n) > 0.5).astype(float)
+    return pd.DataFrame(
+        {"item": range(n), "acc": right, "nll": nll, "tokens": tokens, "text": [f"q{i}" for i in range(n)]}
+    )
+
+
+def scores_of(frame: pd.DataFrame) -> dict[Metric, float]:
+    return {ACC: frame["acc"].mean(), PERPLEXITY: math.exp(frame["nll"].sum() / frame["tokens"].sum())}
+
+
+def kept(store: SampleStore, made: Record, frame: pd.DataFrame, **changes: Any) -> Record:
+    """The record, with its answers in the cache."""
+    key = key_of(vars(made.cell), made.identity, made.versions, made.identity["calibration_sha256"])
+    store.write(key, Samples(frame, changes.get("data", DIGEST), False, made.convention))
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SampleStore:
+    monkeypatch.setenv("QUANT_BENCH_CACHE", str(tmp_path / "cache"))
+    return SampleStore(tmp_path / "cache")
+
+
+@pytest.fixture
+def pair(store: SampleStore) -> list[Record]:
+    return [kept(store, record(name, scores_of(answers(i))), answers(i)) for i, name in ((1, W8), (2, W4))]
+
+
+def by_metric(found: Comparison) -> dict[str, dict[str, Any]]:
+    return {row["metric"]: row for row in found.frame.to_dict("records")}
+
+
+def of_ratio(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, float]:
+    """Normal 95 % interval of the difference of two perplexities by linearization, paired by item."""
+    parts = []
+    for frame in (first, second):
+        ratio = frame["nll"].sum() / frame["tokens"].sum()
+        parts.append(math.exp(ratio) * (frame["nll"] - ratio * frame["tokens"]) / frame["tokens"].sum())
+    n = len(first)
+    half = 1.96 * math.sqrt(n / (n - 1) * ((parts[0] - parts[1]) ** 2).sum())
+    difference = scores_of(first)[PERPLEXITY] - scores_of(second)[PERPLEXITY]
+    return difference - half, difference + half
+
+
+def test_intervals_of_two_quantizers_are_paired_over_the_answers_in_the_cache(
+    store: SampleStore, pair: list[Record]
+) -> None:
+    found = by_metric(compare(pair, W8, W4, by="quantizer", store=store))
+    first, second = answers(1), answers(2)
+    accuracy = found["acc"]
+    apart = first["acc"] - second["acc"]
+    half = 1.96 * apart.std() / math.sqrt(len(apart))
+    assert accuracy["difference"] == pytest.approx(apart.mean())
+    assert (accuracy["low"], accuracy["high"]) == pytest.approx((apart.mean() - half, apart.mean() + half), abs=0.01)
+    perplexity = found["token_perplexity"]
+    expected = of_ratio(first, second)
+    width = expected[1] - expected[0]
+    assert (perplexity["low"], perplexity["high"]) == pytest.approx(expected, abs=0.1 * width)
+    assert {row["interval"] for row in found.values()} == {"samples"}
+    assert {row["arm"] for row in found.values()} == {"softmax"}
+
+
+def test_without_answers_the_interval_is_unknown_and_the_commands_to_know_it_are_said(store: SampleStore) -> None:
+    cells = [record(name, {ACC: 0.5, PEAK: 3.0}) for name in (W8, W4)]
+    found = compare(cells, W8, W4, by="quantizer", store=store)
+    assert found.frame["low"].isna().all()
+    assert found.frame["interval"].isna().all()
+    assert found.frame["difference"].tolist() == [0.0, 0.0]
+    (note,) = found.notes
+    assert "the cache does not have the answers of both" in note
+    assert "quant-bench run m --arm softmax --quantizer w8a8 --quantizer w4a4 --task text --seed 0 --force" in note
+
+
+@pytest.mark.parametrize("wrong", ["value", "n", "data"])
+def test_answers_that_are_not_the_record_s_give_no_interval(wrong: str, store: SampleStore, pair: list[Record]) -> None:
+    frame = answers(2)
+    if wrong == "value":
+        frame["acc"], frame["nll"] = 1 - frame["acc"], frame["nll"] * 1.001
+    elif wrong == "n":
+        frame = frame.iloc[:100]
+    kept(store, pair[1], frame, data=OTHER if wrong == "data" else DIGEST)
+    found = compare(pair, W8, W4, by="quantizer", store=store)
+    assert found.frame["low"].isna().all()
+    assert len(found.notes) == 1
+
+
+def test_two_columns_that_give_the_same_numbers_give_no_interval(store: SampleStore) -> None:
+    frames = [answers(seed).rename(columns={"acc": "first_try"}) for seed in (1, 2)]
+    shuffled = [frame.assign(second_try=frame["first_try"].to_numpy()[::-1]) for frame in frames]
+    cells = [
+        kept(store, record(name, {ACC: frame["first_try"].mean()}), frame)
+        for name, frame in zip((W8, W4), shuffled, strict=True)
+    ]
+    found = compare(cells, W8, W4, by="quantizer", store=store)
+    assert found.frame["low"].isna().all()
+    assert "no column of the answers" in found.notes[0]
+
+
+def test_the_difference_to_float_is_that_of_the_record(store: SampleStore) -> None:
+    delta = Delta(-0.1, (-0.2, -0.05), "none", 0.01)
+    cells = [record("none", {ACC: 0.6}), replace(record(W8), scores=(Score(ACC, 0.5, n=200, delta=delta),))]
+    for names, ends in (((W8, "none"), (-0.2, -0.05)), (("none", W8), (0.05, 0.2))):
+        row = by_metric(compare(cells, *names, by="quantizer", store=store))["acc"]
+        assert (row["low"], row["high"]) == ends
+        assert (row["interval"], row["p_value"]) == ("record", 0.01)
+
+
+def test_flips_are_the_items_that_one_answers_and_the_other_does_not(store: SampleStore, pair: list[Record]) -> None:
+    found = compare(pair, W8, W4, by="quantizer", store=store)
+    first, second = answers(1)["acc"], answers(2)["acc"]
+    assert found.flips["item"].tolist() == first.index[first != second].tolist()
+    assert found.flips["first"].tolist() == first[first != second].tolist()
+    assert found.flips["text"].tolist() == [f"q{item}" for item in found.flips["item"]]
+    row = by_metric(found)["acc"]
+    assert row["first_only"] == ((first == 1) & (second == 0)).sum() > 0
+    assert row["second_only"] == ((first == 0) & (second == 1)).sum() > 0
+    assert pd.isna(by_metric(found)["token_perplexity"]["first_only"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"convention": "P1 seq=32"}, "convention"),
+        ({"n": 100}, "items"),
+        ({"identity": {"data_sha256": OTHER}}, "data_sha256"),
+        ({"identity": {"weights_sha256": OTHER}}, "matched_sha256"),
+        ({"versions": {"arm": 2, "quantizer": 1, "task": 1}}, "arm_version"),
+        ({"versions": {"arm": 1, "quantizer": 1, "task": 2}}, "task_version"),
+    ],
+)
+def test_quantizers_are_compared_only_where_all_else_agrees(changes: dict[str, Any], reason: str) -> None:
+    cells = [record(W8, {ACC: 0.5}), record(W4, {ACC: 0.4}, **changes)]
+    found = compare(cells, W8, W4, by="quantizer")
+    assert found.frame.empty
+    assert reason in found.notes[0]
+
+
+def test_models_are_compared_on_the_same_questions_whatever_their_weights(store: SampleStore) -> None:
+    cells = []
+    for seed, model in ((1, "m"), (2, "n")):
+        made = record(W8, scores_of(answers(seed)), model=model, identity={"weights_sha256": str(seed) * 64})
+        cells.append(kept(store, made, answers(seed)))
+    found = compare(cells, "m", "n", by="model", store=store)
+    apart = answers(1)["acc"].mean() - answers(2)["acc"].mean()
+    row = by_metric(found)["acc"]
+    assert row["difference"] == pytest.approx(apart)
+    assert row["low"] < apart < row["high"]
+    assert (row["label"], row["arm"]) == ("w8a8", "softmax")
+    assert pd.isna(row["model"])
+    cells[1] = replace(cells[1], identity=dict(cells[1].identity) | {"data_sha256": OTHER})
+    assert compare(cells, "m", "n", by="model").frame.empty
+
+
+def test_windows_of_other_tokens_are_not_compared_but_documents_are() -> None:
+    def cells(convention: str) -> list[Record]:
+        other = {"tokenizer_sha256": OTHER}
+        return [
+            record(W8, {ACC: 0.5}, convention=convention),
+            record(W8, {ACC: 0.4}, model="n", identity=other, convention=convention),
+        ]
+
+    windows = compare(cells("P1 seq=64"), "m", "n", by="model")
+    assert windows.frame.empty
+    assert "tokenizer_sha256" in windows.notes[0]
+    assert len(compare(cells("lm-eval 0.4 hellaswag"), "m", "n", by="model").frame) == 1
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["compare", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture
+def results(tmp_path: Path, pair: list[Record]) -> Path:
+    folder = tmp_path / "results"
+    tensors = {
+        f"layer_output model.layers.{layer}": {"kind": "layer_output", "layer": layer, "inf_norm": 10.0 * layer + 1}
+        for layer in (0, 1)
+    }
+    for index, name in enumerate((W8, W4)):
+        held = {key: {**value, "inf_norm": value["inf_norm"] + index} for key, value in tensors.items()}
+        record(name, {PEAK: 11.0 + index}, task="outliers", details={"tensors": held}).write(folder)
+    for one in pair:
+        one.write(folder)
+    return folder
+
+
+def test_the_command_compares_two_quantizers_by_their_short_names(results: Path) -> None:
+    found = call("w8a8", "w4a4", "--task", "text", "--flips", 2, "--results", results)
+    assert found.exit_code == 0, found.output
+    assert "w8a8" in found.stdout
+    assert "right in" in found.stdout
+    assert "4 of" in found.stdout
+    assert found.stderr == ""
+
+
+def test_flips_and_layers_are_tables_for_programs_too(results: Path) -> None:
+    printed = json.loads(call("w8a8", "w4a4", "--flips", 1, "--format", "json", "--results", results).stdout)
+    first, second = answers(1)["acc"], answers(2)["acc"]
+    assert [row["item"] for row in printed] == first.index[first != second].tolist()
+    printed = list(
+        csv.DictReader(io.StringIO(call("w8a8", "w4a4", "--layers", "--format", "csv", "--results", results).stdout))
+    )
+    told = [(row["layer"], float(row["first_value"]), float(row["second_value"])) for row in printed]
+    assert told == [("0", 1.0, 2.0), ("1", 11.0, 12.0)]
+    shown = call("w8a8", "w4a4", "--layers", "--format", "markdown", "--results", results).stdout
+    assert "| 1 | 11 | 12 |" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("w8a8", "softmax"),
+        ("w8a8", "m"),
+        ("w8a8", "nothing"),
+        ("w8a8", "rtn"),
+        ("w8a8", "w4a4", "--quantizer", "w8a8"),
+        ("w8a8", "w4a4", "--flips", "1", "--layers", "--format", "csv"),
+    ],
+)
+def test_names_that_are_not_two_of_a_kind_are_exit_code_two(arguments: tuple[str, ...], results: Path) -> None:
+    found = call(*arguments, "--results", results)
+    assert found.exit_code == 2, found.output
+    assert "Traceback" not in found.output
+
+
+def test_a_quantizer_s_missing_cell_is_named_with_its_command(results: Path) -> None:
+    record(W8, {ACC: 0.5}, task="other").write(results)
+    found = call("w8a8", "w4a4", "--results", results)
+    assert found.exit_code == 1
+    assert "missing: softmax of m, w4a4, other: there is no record" in found.stderr
+    assert "quant-bench run m --arm softmax --quantizer w8a8 --quantizer w4a4 --task other" in found.stderr
+
+
+def test_layers_that_anybody_may_have_written_are_numbers_or_left_out(tmp_path: Path, store: SampleStore) -> None:
+    for name in (W8, W4):
+        odd = {"a": {"layer": 0, "inf_norm": 10**400, "kurtosis": "x"}, "b": 3, "c": {"layer": "x", "inf_norm": 1.0}}
+        record(name, {PEAK: 1.0}, details={"tensors": odd}).write(tmp_path / "results")
+    found = call("w8a8", "w4a4", "--layers", "--format", "json", "--results", tmp_path / "results")
+    assert [(row["tensor"], row["layer"]) for row in json.loads(found.stdout)] == [("c", None)]
