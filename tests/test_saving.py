@@ -29,6 +29,10 @@ SCHEMES = {
     "rotated, nothing rounded": "quarot(weight_bits=16,activation_bits=16)",
     "rotated, full": f"{STATIC_FULL},weight_bits=4)".replace("rtn", "quarot"),
     "outlier columns": "llm_int8(threshold=1.0)",
+    "real zero points": "hqq:w4a8g16-integer",
+    "floating point": "nvfp4",
+    "floating-point weights": "mxfp4a16-kv8",
+    "mixed bits": "mixed:w4a8",
 }
 
 

@@ -21,8 +21,10 @@ from quant_bench.numerics.formats import (
     blockwise,
     encode,
 )
+from quant_bench.rebuild import Parts, rebuildable
 
 
+@rebuildable("name", "columns")
 class FormatWeight(nn.Module):
     """A weight matrix in a floating-point format, stored in as many bits as the format has.
 
@@ -61,6 +63,12 @@ class FormatWeight(nn.Module):
         # a format with blocks has one float32 scale for the matrix, fp8 one for each channel
         found = encode(weight.detach(), form, "row" if form.block is None else "tensor")
         return cls(_stored(found.elements, form), _stored_scale(found, form), found.scale, name, weight.shape[1])
+
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "FormatWeight":
+        """The same weights again."""
+        tensors = parts.tensors
+        return cls(tensors["elements"], tensors.get("block_scale"), tensors.get("scale"), **parts.settings)
 
     @property
     def form(self) -> Format:
@@ -114,6 +122,7 @@ def _stored_scale(found: Encoded, form: Format) -> Tensor | None:
     return found.block_scale.to(torch.float8_e4m3fn)
 
 
+@rebuildable("activation", "outer")
 class FormatLinear(nn.Module):
     """y = x Wᵀ + b with weights, and activations where asked, in floating-point formats. Inference only.
 
@@ -139,6 +148,12 @@ class FormatLinear(nn.Module):
         self.outer: OuterScale = outer
         self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
         self._operand: Tensor | None = None
+
+    @classmethod
+    def rebuilt(cls, parts: Parts) -> "FormatLinear":
+        """The same layer again."""
+        weight: Any = parts.children["weight"]
+        return cls(weight, parts.tensors.get("bias"), **parts.settings)
 
     def forward(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
         """Apply the layer; the result has x's dtype."""

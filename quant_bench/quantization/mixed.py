@@ -5,16 +5,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from quant_bench.errors import QuantizationError
-from quant_bench.lowbit.codes import WeightCodes, quantize_weight
+from quant_bench.lowbit.codes import WeightCodes
 from quant_bench.model import LanguageModel, LinearSite
 from quant_bench.numerics.allocation import allocate
 from quant_bench.quantization.fingerprint import fingerprint
 from quant_bench.quantization.linears import weight_of
-from quant_bench.quantization.scheme import apply_scheme
+from quant_bench.quantization.scheme import apply_scheme, nearest
 from quant_bench.quantization.sensitivity import sensitivities
 from quant_bench.quantizer import Calibration, SchemeQuantizer
 
@@ -66,7 +66,7 @@ def apply_mixed(
         bits = dict(zip(sizes, allocate(list(sizes.values()), [means[path] for path in sizes], capacity), strict=True))
 
     def weights(site: LinearSite, linear: nn.Module) -> WeightCodes:
-        return _encode(weight_of(linear), bits[site.path], scheme)
+        return nearest(weight_of(linear), scheme, bits[site.path])
 
     model = apply_scheme(model, scheme, calibration, weights)
     quantized = dict(model.coverage.quantized)
@@ -104,7 +104,7 @@ def _measured(model: LanguageModel, scheme: SchemeQuantizer, calibration: Calibr
     key = (weights, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), rule.choices, how)
     if weights is not None and key in _tables:
         return _tables[key]
-    found = sensitivities(model, ids.to(model.device), rule.choices, lambda weight, bits: _encode(weight, bits, scheme))
+    found = sensitivities(model, ids.to(model.device), rule.choices, lambda weight, bits: nearest(weight, scheme, bits))
     means = {path: {bits: float(kl.mean()) for bits, kl in each.items()} for path, each in found.items()}
     if weights is not None:
         if len(_tables) >= _KEPT:
@@ -117,14 +117,3 @@ def _tokens(calibration: Calibration, rule: MixedRule) -> Int[Tensor, "sequence 
     if not calibration.batches:
         raise QuantizationError("this recipe needs calibration batches, and there are none")
     return torch.cat([batch.cpu() for batch in calibration.batches])[: rule.sequences, : rule.tokens].contiguous()
-
-
-def _encode(weight: Float[Tensor, "row col"], bits: int, scheme: SchemeQuantizer) -> WeightCodes:
-    return quantize_weight(
-        weight,
-        bits=bits,
-        granularity=scheme.weight_granularity,
-        symmetric=scheme.weight_symmetric,
-        search=scheme.weight_range,
-        group_size=scheme.group_size,
-    )

@@ -133,15 +133,15 @@ _KEPT = 8
 _ranges: dict[object, dict[str, Range]] = {}
 
 
-def nearest(weight: Float[Tensor, "row col"], scheme: SchemeQuantizer) -> WeightCodes:
-    """Codes of a weight matrix by rounding to the nearest, over the scheme's range.
+def nearest(weight: Float[Tensor, "row col"], scheme: SchemeQuantizer, bits: int | None = None) -> WeightCodes:
+    """Codes of a weight matrix by rounding to the nearest, over the scheme's range, in its bits or in others.
 
     Raises:
         QuantizationError: a weight is not finite.
     """
     return quantize_weight(
         weight,
-        bits=scheme.weight_bits,
+        bits=scheme.weight_bits if bits is None else bits,
         granularity=scheme.weight_granularity,
         symmetric=scheme.weight_symmetric,
         search=scheme.weight_range,
