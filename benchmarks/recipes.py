@@ -25,7 +25,7 @@ RECIPES = (
     *("rtn:w4a16", "hqq:w4a16", "smoothquant:w8a8", "awq:w4a16", "gptq:w4a16", "gptq:w4a16(act_order=True)"),
     *("quarot:w4a4", "quarot:w4a4(weights=gptq)", "omniquant:w4a4(epochs=1)"),
 )
-VOCABULARY, LENGTH, BATCH = 1024, 512, 8
+VOCABULARY, LENGTH = 1024, 512
 
 
 def one_layer() -> LanguageModel:
@@ -45,7 +45,7 @@ def measured(model: LanguageModel, quantizer: Quantizer, sequences: int) -> tupl
     """Seconds and megabytes of one quantization."""
     size = int(model.config.vocab_size)
     ids = torch.randint(size, (sequences, LENGTH), generator=torch.Generator().manual_seed(0))
-    calibration = Calibration(ids.split(BATCH), sha256="0" * 64)
+    calibration = Calibration.of(ids, "random", sequences)
     forget_moments()
     forget_ranges()
     release_memory()

@@ -227,7 +227,7 @@ def test_ranges_are_reused_only_for_the_same_float_model_and_text(monkeypatch: p
         return real(*arguments, **options)
 
     monkeypatch.setattr(scheme, "static_ranges", counted)
-    monkeypatch.setattr(scheme, "_ranges", {})
+    scheme.forget_ranges()
     quantizer = build("quantizers", STATIC)
     given = tiny_calibration(quantizer)
 

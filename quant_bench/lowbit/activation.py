@@ -86,7 +86,7 @@ class ActivationCodes(NamedTuple):
 
 def encode(x: Float[Tensor, "token col"], rule: ActivationRule) -> ActivationCodes:
     """Round activations to codes (plain torch: the definition that the fused kernels are tested against)."""
-    codes, scale, zero, _ = _round(x, rule)
+    codes, scale, zero = _round(x, rule)
     offset = rule.grid.offset
     stored = codes.sub_(offset).to(torch.int8)
     return ActivationCodes(stored, scale, None if rule.symmetric else zero - offset)
@@ -96,7 +96,7 @@ def encode_centred(
     x: Float[Tensor, "token col"], rule: ActivationRule
 ) -> tuple[Float[Tensor, "token col"], Float[Tensor, "token group"]]:
     """Code - zero_point as integer-valued float32, and the scales: the operands of simulated execution."""
-    codes, scale, zero, _ = _round(x, rule)
+    codes, scale, zero = _round(x, rule)
     return (codes if rule.symmetric else codes.sub_(_by_column(zero, rule.group, x.shape[1]))), scale
 
 
@@ -147,9 +147,9 @@ def _ranges(x: Float[Tensor, "token col"], rule: ActivationRule) -> tuple[Tensor
     return scale_and_zero(low, high, grid)
 
 
-def _round(x: Float[Tensor, "token col"], rule: ActivationRule) -> tuple[Tensor, Tensor, Tensor, Grid]:
+def _round(x: Float[Tensor, "token col"], rule: ActivationRule) -> tuple[Tensor, Tensor, Tensor]:
     x = x.float()
     scale, zero = _ranges(x, rule)
     columns = x.shape[1]
     codes = round_to_grid(x, _by_column(scale, rule.group, columns), _by_column(zero, rule.group, columns), rule.grid)
-    return codes, scale, zero, rule.grid
+    return codes, scale, zero

@@ -12,9 +12,8 @@ from quant_bench import registry
 from quant_bench.arm import Arm
 from quant_bench.errors import ModelError
 from quant_bench.model import LanguageModel
+from quant_bench.models.folders import ARM_KEY
 
-# under this name a model's configuration says which arm its weights belong to
-ARM_KEY = "quant_bench_arm"
 _MOVE_TOKENS = 64
 
 

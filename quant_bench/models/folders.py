@@ -7,7 +7,9 @@ from typing import Any
 from quant_bench.cache import listing_sha256
 from quant_bench.errors import ModelError, UnsafeModel
 
-PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+# under this name a model's configuration says which arm its weights belong to
+ARM_KEY = "quant_bench_arm"
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -41,7 +43,7 @@ def weight_files(folder: Path) -> list[Path]:
         if missing or not files:
             raise ModelError(f"{folder}: the index names weights that are not there: {', '.join(missing) or 'none'}")
         return files
-    pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise UnsafeModel(
             f"{folder} has only pickled weights ({', '.join(pickles)}), and unpickling runs code; convert them to "
@@ -79,7 +81,7 @@ def check_config(folder: Path, trust_remote_code: bool) -> None:
 
 def arm_of(folder: Path) -> str | None:
     """The arm that the weights of a folder belong to, as `quant_bench.save` noted it; None for the model as it is."""
-    arm = _json(folder / "config.json").get("quant_bench_arm")
+    arm = _json(folder / "config.json").get(ARM_KEY)
     return None if arm is None else str(arm)
 
 

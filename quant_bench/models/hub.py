@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quant_bench.errors import Blocked, ModelError, UnsafeModel
-from quant_bench.models.folders import PICKLE_PATTERNS, TOKENIZER_FILES
+from quant_bench.models.folders import PICKLES, TOKENIZER_FILES
 
 _WANTED = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*.py"]
 
@@ -50,15 +50,13 @@ def snapshot(repository: str, revision: str | None) -> tuple[Path, str]:
 
 def _explain(repository: str, commit: str) -> None:
     """Say why a repository without safetensors cannot be used."""
-    from fnmatch import fnmatch
-
     from huggingface_hub import list_repo_files
 
     try:
         names = list_repo_files(repository, revision=commit)
     except Exception as error:
         raise Blocked(f"the hub model {repository!r} has no safetensors in the local cache ({error})") from error
-    if any(fnmatch(name, pattern) for name in names for pattern in PICKLE_PATTERNS):
+    if any(name.endswith(PICKLES) for name in names):
         raise UnsafeModel(f"the hub model {repository!r} has only pickled weights, and unpickling runs code")
     ggufs = [name for name in names if name.endswith(".gguf")]
     hint = f"; download one of its GGUF files ({ggufs[0]}) and give its path" if ggufs else ""

@@ -150,8 +150,8 @@ def untrained(config: Any, arm: str, identity: ModelIdentity, tokenizer: Any) ->
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
-    if hasattr(config, arms.ARM_KEY):
-        delattr(config, arms.ARM_KEY)
+    if hasattr(config, folders.ARM_KEY):
+        delattr(config, folders.ARM_KEY)
     try:
         with torch.random.fork_rng(devices=[]):
             module = AutoModelForCausalLM.from_config(

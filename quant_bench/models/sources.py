@@ -11,7 +11,6 @@ from quant_bench.identity import ModelIdentity
 from quant_bench.models import folders, gguf, hub, wheels
 from quant_bench.models.manifest import Manifest, is_saved, read
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -113,7 +112,7 @@ def find(name: str, options: LoadOptions) -> Source:
 def _file(name: str, path: Path, options: LoadOptions, cache: Path) -> Source:
     if path.suffix == ".gguf":
         return _gguf(name, path, options, cache, "gguf")
-    if path.suffix in _PICKLES:
+    if path.suffix in folders.PICKLES:
         raise UnsafeModel(f"{name!r} is a pickle, and unpickling runs code; give safetensors or GGUF")
     raise ModelError(f"{name!r} is neither a GGUF file nor a folder with config.json and safetensors")
 

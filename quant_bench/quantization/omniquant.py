@@ -12,13 +12,14 @@ from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from quant_bench.errors import QuantizationError
-from quant_bench.lowbit.codes import WeightCodes, quantize_in_ranges, quantize_weight, weight_blocks
+from quant_bench.lowbit.codes import WeightCodes, quantize_in_ranges, weight_blocks
 from quant_bench.model import LanguageModel, LinearSite
 from quant_bench.numerics.integers import Grid
 from quant_bench.quantization.folding import Fold, changes, fold, folds_of
 from quant_bench.quantization.layerwise import LayerStream
 from quant_bench.quantization.linears import weight_of
 from quant_bench.quantization.moments import layer_moments
+from quant_bench.quantization.scheme import nearest
 from quant_bench.quantization.smoothing import smoothing_scale
 from quant_bench.quantization.straight import input_rounding, straight_through
 from quant_bench.quantizer import Calibration, SchemeQuantizer
@@ -227,14 +228,7 @@ class _Layer:
         """Codes of a linear with the learned clips, or with the scheme's own range."""
         scheme = self.scheme
         if site.path not in self.clips:
-            return quantize_weight(
-                weight,
-                bits=scheme.weight_bits,
-                granularity=scheme.weight_granularity,
-                symmetric=scheme.weight_symmetric,
-                search=scheme.weight_range,
-                group_size=scheme.group_size,
-            )
+            return nearest(weight, scheme)
         blocks = weight_blocks(weight.float(), scheme.weight_granularity, scheme.group_size)
         grid = Grid(scheme.weight_bits, scheme.weight_symmetric)
         ranges = self._ranges(site, blocks)

@@ -133,6 +133,11 @@ _KEPT = 8
 _ranges: dict[object, dict[str, Range]] = {}
 
 
+def forget_ranges() -> None:
+    """Drop the ranges that are kept for the next quantization of the same float model."""
+    _ranges.clear()
+
+
 def nearest(weight: Float[Tensor, "row col"], scheme: SchemeQuantizer, bits: int | None = None) -> WeightCodes:
     """Codes of a weight matrix by rounding to the nearest, over the scheme's range, in its bits or in others.
 
