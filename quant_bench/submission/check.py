@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quant_bench import registry
-from quant_bench.errors import PluginError, RecordError, SpecError, UnknownPlugin
+from quant_bench.errors import RecordError
 from quant_bench.record import Record
 from quant_bench.record_json import parsed, validate
 from quant_bench.score import Score
@@ -105,8 +105,9 @@ def _plugins(record: Record) -> Iterator[str]:
         text, stored = getattr(record.cell, part), record.settings[part]
         try:
             plugin: Any = registry.build(kind, text)
-        except (SpecError, UnknownPlugin, PluginError) as error:
-            yield f"{part}: {error}"
+        except Exception as error:
+            # settings from elsewhere may make a plugin raise anything
+            yield f"{part}: {str(error) or type(error).__name__}"
             continue
         if registry.canonical(kind, plugin) != text:
             yield f"{part} {text!r} is written {registry.canonical(kind, plugin)!r}"

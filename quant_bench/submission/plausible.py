@@ -14,7 +14,7 @@ from quant_bench.score import Delta, Score
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _ROUNDING: Final = 1e-9
-# lowest values of metrics by their name, and of all that are shares or perplexities
+# lowest values of metrics by their name
 _LOWEST: Final[Mapping[str, float]] = {"kl": 0.0, "bits_per_byte": 0.0}
 
 
@@ -73,7 +73,7 @@ def _of_score(score: Score) -> Iterator[str]:
     metric, value = score.metric, score.value
     lowest = _LOWEST.get(metric.name, -math.inf)
     highest = math.inf
-    if metric.reduction == "exp":
+    if "perplexity" in metric.name and metric.reduction == "exp":
         lowest = 1.0
     elif metric.unit == "share" and metric.better != "neither":
         lowest, highest = 0.0, 1.0

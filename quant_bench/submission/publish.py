@@ -92,7 +92,6 @@ def publish_folder(results: Path, target: Path) -> int:
         _refuse_loss(known, tree, str(target))
         for name in present - {path.name for path in made.iterdir()}:
             _copy(target / name, made / name)
-        made.chmod(0o755)
         if target.exists():
             target.rename(old)
         try:
