@@ -222,6 +222,15 @@ def test_recipe_keeps_the_contract(text: str) -> None:
     check_quantizer(registry.build("quantizers", text), families=("gpt2",))
 
 
+@pytest.mark.parametrize("arm", ["attnres", "attnres_oasis", "combo2"])
+def test_executions_are_equal_on_routers_and_gates(arm: str) -> None:
+    found = [
+        logits(quantized(f"omniquant:w4a4{execution}({FEW})", attach(tiny_model("llama"), arm)))
+        for execution in ("", "-integer")
+    ]
+    assert torch.equal(*found)
+
+
 def test_static_scheme_with_full_scope_is_quantized() -> None:
     quantizer = registry.build("quantizers", f"omniquant:w8a8-static({FEW})")
     # the clip search of the static preset costs minutes

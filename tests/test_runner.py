@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quant_bench import registry
+from quant_bench import calibrate, registry
 from quant_bench.errors import RecordError, SpecError, UnknownPlugin
 from quant_bench.identity import ModelIdentity
 from quant_bench.model import LanguageModel
 from quant_bench.plan import PlannedCell, planned_cells, sample_key
+from quant_bench.quantizer import Calibration
 from quant_bench.record import Record
 from quant_bench.runner import Outcome, RunOptions, _check_writable, run_cells
 from quant_bench.samples import SampleStore
@@ -91,6 +92,28 @@ def test_every_cell_is_measured_once_and_then_skipped(options: RunOptions) -> No
     second = run_cells(options)
     assert all(o.skipped for o in second)
     assert {path: path.read_bytes() for path in options.results.rglob("*.json")} == before
+
+
+def test_quantizers_that_ask_for_as_many_sequences_share_them(
+    options: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    real = calibrate.batches_for
+
+    def counted(model: LanguageModel, text: Any, *, sequences: int, seed: int) -> Calibration:
+        asked.append(sequences)
+        return real(model, text, sequences=sequences, seed=seed)
+
+    monkeypatch.setattr(calibrate, "batches_for", counted)
+    recipes = ("smoothquant:w8a8", "gptq:w4a16", "awq:w4a16(calibration_batches=1)", "w8a8")
+    outcomes = run_cells(replace(options, quantizers=recipes, tasks=TASKS[:1]))
+    assert sorted(asked) == [8, 32]
+    records = {name: by_task(outcomes, name, "python_docs") for name in {o.cell.quantizer for o in outcomes}}
+    found = {name.partition("(")[0]: record for name, record in records.items()}
+    assert found["smoothquant"].identity["calibration_sha256"] == found["gptq"].identity["calibration_sha256"]
+    given = {name: record.settings["calibration"] for name, record in found.items()}
+    counts = {name: (known["usable"], known["wanted"]) for name, known in given.items()}
+    assert counts == {"smoothquant": (32, 32), "gptq": (32, 32), "awq": (8, 8), "rtn": (0, 0)}
 
 
 def test_the_same_cell_and_seed_give_the_same_record(options: RunOptions, tmp_path: Path) -> None:

@@ -154,6 +154,68 @@ def test_smoothing_repairs_outliers_behind_norms(recipe: str, family: str) -> No
     assert smoothed < 0.6 * rounded
 
 
+# the static preset but for its clip search, which costs minutes
+STATIC = {
+    "weight_granularity": "tensor",
+    "activation_granularity": "tensor",
+    "activation_symmetric": False,
+    "activation_static": True,
+    "activation_range": "running_minmax",
+    "percentile": 99.999,
+    "calibration_batches": 1,
+}
+FIRST = 3
+
+
+def with_massive(where: str) -> LanguageModel:
+    """A model of which one channel is 100 or more times the others, in one place."""
+    model = tiny_model("llama")
+    with torch.no_grad():
+        if where == "residual sum":
+            # of one token, as in trained models: the first
+            model.module.get_submodule("model.embed_tokens").weight[FIRST, 5] = 500.0
+        for layer in range(2):
+            for place in folds_of(model, layer):
+                if (where, place.kind) == ("norm", "norm"):
+                    model.module.get_submodule(place.producer).weight[7] *= 100
+                elif (where, place.kind) == ("down", "up"):
+                    weight_of(model.module.get_submodule(place.producer))[7] *= 100
+                else:
+                    continue
+                for site in place.consumers:
+                    weight_of(model.module.get_submodule(site.path))[:, 7] /= 100
+    return model
+
+
+def static_error(recipe: str, where: str, scope: str) -> float:
+    """Squared error of the logits behind the first token, relative to their variance."""
+    ids = [tiny_ids(8, seed=seed) for seed in (2, 5)]
+    for batch in ids:
+        batch[:, 0] = FIRST
+    quantizer = dataclasses.replace(registry.build("quantizers", recipe), scope=scope, **STATIC)
+    models = (with_massive(where), quantizer.quantize(with_massive(where), Calibration((ids[0],), sha256="1" * 64)))
+    with torch.no_grad():
+        reference, found = (model.module(input_ids=ids[1], use_cache=False).logits[:, 1:] for model in models)
+    return float((found - reference).square().mean() / reference.var())
+
+
+@pytest.mark.parametrize(("where", "places"), [("norm", "norms"), ("norm", "all"), ("down", "all")])
+@pytest.mark.parametrize("scope", ["full", "linear"])
+def test_smoothing_repairs_static_ranges_of_what_it_can_scale(where: str, places: str, scope: str) -> None:
+    assert static_error("rtn", where, scope) > 0.1
+    assert static_error(f"smoothquant(places={places})", where, scope) < 0.02
+
+
+@pytest.mark.parametrize("recipe", ["smoothquant", "smoothquant(places=norms)", "smoothquant(search=True)"])
+def test_smoothing_cannot_repair_residual_sums_which_scope_full_rounds(recipe: str) -> None:
+    rounded = static_error("rtn", "residual sum", "full")
+    assert rounded > 0.3
+    assert static_error(recipe, "residual sum", "full") > 0.7 * rounded
+    # products read what a norm made of the sums: where sums are in float, nothing needs repair
+    assert static_error("rtn", "residual sum", "linear") < 0.01
+    assert static_error(recipe, "residual sum", "linear") < 0.01
+
+
 def test_scale_of_awq_is_the_best_of_its_candidates() -> None:
     model, scheme = with_outliers(), registry.build("quantizers", "awq:w3a16g16")
     with LayerStream(model, tiny_calibration(scheme)) as stream:
