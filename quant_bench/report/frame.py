@@ -1,6 +1,7 @@
 """Records -> one long data frame, grouped and ranked: what may be compared with what is decided here and only here."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
@@ -28,7 +29,7 @@ ROW: Final = ("arm", "quantizer", "execution", "seed")
 COLUMNS: Final = (
     *("model", "weights_sha256", "dtype", "task", "task_version", "convention", "data_sha256", "items"),
     *ROW,
-    *("label", "note", "arm_version", "quantizer_version", "mac_share", "state", "reason"),
+    *("label", "note", "path", "arm_version", "quantizer_version", "mac_share", "state", "reason"),
     *("order", "metric", "unit", "better", "reduction", "chance", "value", "stderr", "low", "high", "n"),
     *("delta", "delta_low", "delta_high", "p_value"),
     *("arm_delta", "arm_low", "arm_high", "arm_p_value", "matched_sha256"),
@@ -55,7 +56,7 @@ _COUNTS: Final = ("items", "order", "n", "seed", "arm_version", "quantizer_versi
 def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a score, one a cell without scores; sorted, grouped (`group`) and ranked.
 
-    `matched_sha256` is what must agree of the weights: their digest, or, for a model that is trained for every arm and
+    `path` is the record's, below the folder of records. `matched_sha256` is what must agree of the weights: their digest, or, for a model that is trained for every arm and
     seed, the digest of what these trainings share. Beside `COLUMNS` it has `group` (from 0; only rows of one group may
     be compared), `rank` within group and metric (1 is best, equal values share the better rank; of several seeds their
     mean is ranked; none for descriptions, for what is no mean of items, and for what the next three mark),
@@ -102,6 +103,7 @@ def _rows(record: Record) -> list[tuple[Any, ...]]:
     covered = (record.coverage or {}).get("mac_share")
     shared: tuple[Any, ...] = (model, identity["weights_sha256"], *question)
     shared += (cell.arm, quantizer, execution, cell.seed, label(quantizer), identity.get("note") or None)
+    shared += (cell.path(Path()).as_posix(),)
     shared += (record.versions["arm"], record.versions["quantizer"], covered, record.state, record.reason)
     if not record.scores:
         return [(*shared, *[None] * (len(COLUMNS) - len(shared) - 1), matched)]

@@ -1,13 +1,29 @@
 """Rows of a frame as people read them: what they are grouped by, and what a table's title and headings say."""
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from quant_bench.report.frame import TRAINED
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+
+# number of a row -> its interval over items, its mean over seeds, and how many seeds have it
+_TOGETHER: Final = {
+    "value": (("low", "high"), "mean", "seeds"),
+    "delta": (("delta_low", "delta_high"), "delta_mean", "delta_seeds"),
+    "arm_delta": (("arm_low", "arm_high"), "arm_mean", "arm_seeds"),
+}
+
+
+class Together(NamedTuple):
+    """What the seeds of a row say of a number: one seed with its interval over items, several with that over seeds."""
+
+    value: float
+    low: float | None
+    high: float | None
+    seeds: int
 
 
 def parted(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -53,3 +69,20 @@ def headline(group: list[Row]) -> str | None:
     """The metric that ranks a group: the first mean of items with a better direction."""
     directed = [row for row in group if row["better"] in ("higher", "lower") and row["reduction"] != "none"]
     return min(directed, key=lambda row: row["order"])["metric"] if directed else None
+
+
+def together(score: Row, number: str) -> Together | None:
+    """What all seeds of a score's row say of `value`, `delta` or `arm_delta`; None where no seed has it."""
+    ends, mean, count = _TOGETHER[number]
+    value, names = (number, ends) if score["seeds"] < 2 else (mean, (f"{mean}_low", f"{mean}_high"))
+    if score[value] is None:
+        return None
+    low, high = (score[name] for name in names)
+    return Together(score[value], low, high, score[count])
+
+
+def by_metric(scores: Iterable[Row]) -> dict[str, Row]:
+    """One score a metric: that of any seed, for it says what all seeds say together."""
+    # where seeds differ in version or item count, the one that may be ranked goes last, and so it is taken
+    order = sorted(scored(scores), key=lambda row: row["outdated"] + row["other_items"], reverse=True)
+    return {row["metric"]: row for row in order}

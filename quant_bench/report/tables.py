@@ -11,7 +11,7 @@ from quant_bench.report.best import best_pools
 from quant_bench.report.frame import plain_rows
 from quant_bench.report.layout import Entry, Footnotes, Section, Table
 from quant_bench.report.redundancy import redundancy
-from quant_bench.report.rows import Key, Row, heading, model_of, parted, question, scored
+from quant_bench.report.rows import Key, Row, by_metric, heading, model_of, parted, question, scored, together
 from quant_bench.report.rows import headline as headline_of
 from quant_bench.report.text import between, number, signed
 
@@ -75,13 +75,6 @@ def _cells(group: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
     return parted(group, lambda row: tuple(row[name] for name in _ROW))
 
 
-def _by_metric(scores: list[Row]) -> dict[str, Row]:
-    """One score a metric: that of any seed, for it says what all seeds say together."""
-    # where seeds differ in version or item count, the one that may be ranked goes last, and so it is taken
-    order = sorted(scored(scores), key=lambda row: row["outdated"] + row["other_items"], reverse=True)
-    return {row["metric"]: row for row in order}
-
-
 def _told_apart(scores: list[Row], several: list[str]) -> list[str]:
     return [", ".join(dict.fromkeys(str(row[name]) for row in scores)) for name in several]
 
@@ -111,15 +104,15 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     places = {key: _place(scores, headline) for key, scores in cells.items()}
     for key in _in_blocks(places, lambda key: _block(cells[key][0], several)):
         scores = cells[key]
-        first, by_metric = scores[0], _by_metric(scores)
-        rank = by_metric[headline]["rank"] if headline in by_metric else None
+        first, found = scores[0], by_metric(scores)
+        rank = found[headline]["rank"] if headline in found else None
         lead = ["–" if rank is None else f"{rank:.0f}", first["label"], first["execution"]]
         entries = [Entry((text,)) for text in [*lead, *_told_apart(scores, several)]]
         if first["state"] != "measured":
             entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
         else:
-            found = (by_metric.get(metric) for metric in metrics)
-            entries += [Entry(("–",)) if row is None else Entry(_lines(row), row["pool"] in best) for row in found]
+            shown = (found.get(metric) for metric in metrics)
+            entries += [Entry(("–",)) if row is None else Entry(_lines(row), row["pool"] in best) for row in shown]
         rows.append(tuple(entries))
     headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in metrics)]
     headings += [] if metrics else ["state"]
@@ -157,19 +150,17 @@ def _block(row: Row, several: list[str]) -> tuple[Any, ...]:
 def _lines(score: Row) -> tuple[str, ...]:
     """Value with its marks, interval, and differences with their intervals."""
     lines = [_marked(score)]
-    low, high = ("low", "high") if score["seeds"] < 2 else ("mean_low", "mean_high")
-    if score[low] is not None:
-        lines.append(between(score[low], score[high]))
-    for sign, name, column in ((_DELTA, "delta", "delta"), (_VERSUS, "arm", "arm_delta")):
-        # the item intervals of one seed, or the spread of several
-        value, ends = (column, name) if score["seeds"] < 2 else (f"{name}_mean", f"{name}_mean")
-        if score[value] is None:
+    own = together(score, "value")
+    if own is not None and own.low is not None and own.high is not None:
+        lines.append(between(own.low, own.high))
+    for sign, column in ((_DELTA, "delta"), (_VERSUS, "arm_delta")):
+        found = together(score, column)
+        if found is None:
             continue
-        line = f"{sign} {signed(score[value])}"
-        if score[f"{ends}_low"] is not None:
-            line += f" {between(score[f'{ends}_low'], score[f'{ends}_high'], signed)}"
-        seeds = score[f"{name}_seeds"]
-        lines.append(line if seeds == score["seeds"] else f"{line} ({seeds} of {score['seeds']} seeds)")
+        line = f"{sign} {signed(found.value)}"
+        if found.low is not None and found.high is not None:
+            line += f" {between(found.low, found.high, signed)}"
+        lines.append(line if found.seeds == score["seeds"] else f"{line} ({found.seeds} of {score['seeds']} seeds)")
     return tuple(lines)
 
 
@@ -198,7 +189,7 @@ def _overview(groups: list[list[Row]]) -> Table:
         column: dict[tuple[Any, ...], tuple[Entry, float | None]] = {}
         for key, scores in parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"])).items():
             shown.setdefault(key, []).extend(scores)
-            measured = _by_metric([row for row in scores if row["state"] == "measured"])
+            measured = by_metric([row for row in scores if row["state"] == "measured"])
             if not measured:
                 column[key] = Entry((_state(scores[0], footnotes),)), None
             elif metric in measured:
