@@ -14,6 +14,7 @@ from quant_bench.commands.merge import merge
 from quant_bench.commands.publish import publish
 from quant_bench.commands.report import report_command
 from quant_bench.commands.run import run
+from quant_bench.commands.site import site
 from quant_bench.commands.submit_check import submit_check
 from quant_bench.commands.train import train
 
@@ -38,6 +39,7 @@ for _command in (
     publish,
     report_command,
     run,
+    site,
     submit_check,
     train,
 ):

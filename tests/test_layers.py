@@ -23,7 +23,7 @@ ROWS = (
     {"arm", "quantizer", "task", "record", "registry", "packing", "scoring", "observe", "mechanisms"},
     {"models", "depth"},
     {"calibrate", "lowbit", "report", "decoding", "texts", "tiny", "training"},
-    {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing", "submission"},
+    {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing", "submission", "site"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble", "weights"},
     {"parity", "runner", "diagnostics", "validation"},
     {"api", "commands"},
@@ -34,12 +34,14 @@ ROWS = (
 OUTSIDE = {"arms", "quantizers", "tasks", "__init__"}
 NO_TORCH = (
     *("errors", "score", "identity", "spec", "coercion", "schemes", "cell", "record", "record_json", "statistics"),
-    *("registry", "report", "data", "commands", "commands.compare", "commands.train", "cli", "submission.merge"),
+    *("registry", "report", "site", "data", "commands", "commands.compare", "commands.site", "commands.train", "cli"),
+    "submission.merge",
 )
 NOT_FOR_PLUGINS = {
     "registry",
     "record",
     "report",
+    "site",
     "statistics",
     "plan",
     "samples",

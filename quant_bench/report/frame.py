@@ -56,10 +56,11 @@ _COUNTS: Final = ("items", "order", "n", "seed", "arm_version", "quantizer_versi
 def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a score, one a cell without scores; sorted, grouped (`group`) and ranked.
 
-    `path` is the record's, below the folder of records. `matched_sha256` is what must agree of the weights: their digest, or, for a model that is trained for every arm and
-    seed, the digest of what these trainings share. Beside `COLUMNS` it has `group` (from 0; only rows of one group may
-    be compared), `rank` within group and metric (1 is best, equal values share the better rank; of several seeds their
-    mean is ranked; none for descriptions, for what is no mean of items, and for what the next three mark),
+    `path` is the record's, below the folder of records. `matched_sha256` is what must agree of the weights: their
+    digest, or, for a model that is trained for every arm and seed, the digest of what these trainings share. Beside
+    `COLUMNS` it has `group` (from 0; only rows of one group may be compared), `rank` within group and metric (1 is
+    best, equal values share the better rank; of several seeds their mean is ranked; none for descriptions, for what is
+    no mean of items, and for what the next three mark),
     `uninformative` (the float model is at chance), `outdated` (a newer version of the same plugin is in the group),
     `other_items` (not the item count of the metric's other rows), `beats_float` (its interval says: better than the
     float model), and what several seeds say together (`seeds.pool`).
