@@ -107,7 +107,7 @@ def differences(rows: Sequence[Paired]) -> Figure:
         points = Points("difference")
         for row in members:
             found = row.difference
-            points.add(found.value, row.label, found, f"{found.seeds} seeds", row.seeds[0].paths[0])
+            points.add(found.value, row.label, found, text=_seeds(found.seeds), path=row.seeds[0].paths[0])
         keys = (f"{metric} — {asked}", model)
         zero = Together(0.0, None, None, 0)
         order = list(dict.fromkeys(row.label for row in members))
@@ -170,7 +170,7 @@ def injection(board: Board, arm: str) -> Figure:
                 continue
             key = (f"{row.label} {row.execution}", column.question, board.models[row.model].title)
             points = curves.setdefault(key, {}).setdefault(row.arm, Points(row.arm, line=True))
-            points.add(dose, found.value.value, found.value, f"{found.value.seeds} seeds", found.paths[0])
+            points.add(dose, found.value.value, found.value, text=_seeds(found.value.seeds), path=found.paths[0])
     choices = [
         Choice(key, list(series.values()), "dose", "damage, nats/token", "x")
         for key, series in curves.items()
@@ -183,6 +183,10 @@ def injection(board: Board, arm: str) -> Figure:
         choices,
         "Loss with junk in quiet reads minus loss without, on the same tokens; bars are 95 % intervals.",
     )
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def _dose(metric: str) -> float | None:

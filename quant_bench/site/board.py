@@ -74,6 +74,7 @@ class Number:
         reason: of that.
         paths: records behind it.
         lost: seeds that are not part of it, for a reason.
+        best: whether intervals say that no other of its model and column is as good.
     """
 
     value: Together | None
@@ -86,6 +87,7 @@ class Number:
     reason: str
     paths: tuple[str, ...]
     lost: int = 0
+    best: bool = False
 
 
 @dataclass

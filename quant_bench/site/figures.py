@@ -10,7 +10,7 @@ from quant_bench.report.rows import Together
 
 @dataclass
 class Points:
-    """A series of points, joined by a line where `line`; each has an interval, a text and a record where it has one."""
+    """A series of points, joined by a line where `line`; each has an interval, texts and a record where it has one."""
 
     name: str
     line: bool = False
@@ -19,21 +19,23 @@ class Points:
     low: list[float | None] = field(default_factory=list)
     high: list[float | None] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    label: list[str] = field(default_factory=list)
     path: list[str | None] = field(default_factory=list)
 
-    def add(self, x: Any, y: Any, found: Together, text: str = "", path: str | None = None) -> None:
-        """Add a point with the interval of what it shows."""
+    def add(self, x: Any, y: Any, found: Together, *, text: str = "", path: str | None = None, label: str = "") -> None:
+        """Add a point with the interval of what it shows; `label` stands beside it, `text` when it is asked."""
         self.x.append(x)
         self.y.append(y)
         self.low.append(found.low)
         self.high.append(found.high)
         self.text.append(text)
+        self.label.append(label)
         self.path.append(path)
 
     def data(self) -> dict[str, Any]:
         """As JSON."""
         return {"name": self.name, "line": self.line} | {
-            name: rounded(getattr(self, name)) for name in ("x", "y", "low", "high", "text", "path")
+            name: rounded(getattr(self, name)) for name in ("x", "y", "low", "high", "text", "label", "path")
         }
 
 

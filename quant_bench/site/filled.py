@@ -8,6 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from quant_bench.record import Record
+from quant_bench.report.best import best_pools
 from quant_bench.report.frame import plain_rows
 from quant_bench.report.rows import Row as Score
 from quant_bench.report.rows import by_metric, heading, headline, model_of, parted, question, together
@@ -49,6 +50,7 @@ def made_board(frame: pd.DataFrame, records: Iterable[Record]) -> Board:
             models[home] = len(models)
             titles.append(Model(home[0], *_told(group, home), _note(group)))
         places = _columns(group, columns, headed)
+        best = best_pools(group)
         of_row = parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"]))
         for (arm, quantizer, execution), scores in of_row.items():
             identity = (*home, arm, quantizer, execution)
@@ -59,7 +61,7 @@ def made_board(frame: pd.DataFrame, records: Iterable[Record]) -> Board:
                 row = Row(short(*identity), models[home], arm, quantizer, execution, label, bits)
                 rows[identity] = row
             row.seeds |= {score["seed"] for score in scores}
-            for metric, number in _numbers(scores, places).items():
+            for metric, number in _numbers(scores, places, best).items():
                 row.numbers[places[metric]] = number
     found = list(rows.values())
     order = _order(headed, found)
@@ -136,8 +138,8 @@ def _columns(group: list[Score], columns: dict[tuple[Any, ...], int], headed: li
     return places
 
 
-def _numbers(scores: list[Score], places: Mapping[str, int]) -> dict[str, Number]:
-    """What a row has to say on each metric of a group."""
+def _numbers(scores: list[Score], places: Mapping[str, int], best: set[int]) -> dict[str, Number]:
+    """What a row has to say on each metric of a group; numbers of the pools in `best` are its best."""
     measured = [row for row in scores if row["state"] == "measured"]
     others = list({row["path"]: row for row in scores if row["state"] != "measured"}.values())
     reason = "; ".join(dict.fromkeys(row["reason"] for row in others))
@@ -168,5 +170,6 @@ def _numbers(scores: list[Score], places: Mapping[str, int]) -> dict[str, Number
             reason="; ".join(part for part in (*said, reason) if part),
             paths=paths,
             lost=len(apart) + len(others),
+            best=score["pool"] in best,
         )
     return found

@@ -67,7 +67,7 @@ def sweep(board: Board, rows: Sequence[Row]) -> Figure:
             for row in sorted(shown, key=_by_bits):
                 found = row.numbers[index]
                 assert found.value is not None
-                series[row.execution].add(row.label, found.value.value, found.value, row.bits, found.paths[0])
+                series[row.execution].add(row.label, found.value.value, found.value, text=row.bits, path=found.paths[0])
             order = list(dict.fromkeys(row.label for row in sorted(shown, key=_by_bits)))
             log = "y" if column.reduction == "exp" and positive(v for one in series.values() for v in one.y) else ""
             keys = (f"{column.heading} — {column.question}", arm, board.models[model].title)

@@ -214,7 +214,13 @@ def _number_data(number: Number, paths: dict[str, int]) -> dict[str, Any]:
     for name, shown in (("v", number.value), ("d", number.delta), ("a", number.arm_delta)):
         if shown is not None:
             found[name] = _together(shown)
-    for name, value in (("r", number.rank), ("n", number.n), ("m", number.marks), ("lost", number.lost)):
+    for name, value in (
+        ("r", number.rank),
+        ("n", number.n),
+        ("m", number.marks),
+        ("lost", number.lost),
+        ("best", number.best),
+    ):
         if value:
             found[name] = value
     if number.state != "measured":

@@ -46,7 +46,7 @@ def _choice(keys: tuple[str, ...], column: Column, index: int, rows: list[Row], 
             missing.append(f"{name}: its records do not hold this cost")
             continue
         points = series.setdefault(row.execution, Points(row.execution))
-        points.add(costs[row.key], found.value.value, found.value, name, found.paths[0])
+        points.add(costs[row.key], found.value.value, found.value, text=name, path=found.paths[0], label=row.label)
         best.append((costs[row.key], found.value.value))
     front = Points("nothing is better and cheaper", line=True)
     for cost, value in frontier(best, column.better == "higher"):

@@ -43,7 +43,7 @@
       ["number", site.lines(cell).join("; ")],
       ["exactly", cell.v && cell.v[3] === 1 ? String(cell.v[0]) : ""],
       ["items", cell.n ? cell.n.toLocaleString("en") : ""],
-      ["rank", cell.r ? `${cell.r} among its model's rows` : ""],
+      ["rank", cell.r ? `${cell.r} among its model's rows${cell.best ? "; its interval says that it is the best" : ""}` : ""],
       ["mark", [...(cell.m || "")].map((mark) => meaning[mark]).join("; ")],
       ["reason", cell.why],
     ];
@@ -57,7 +57,7 @@
     if (cell.s) top.append(first);
     else {
       const shown = number(cell.v[0]);
-      top.append(shown);
+      top.append(cell.best ? make("span", { class: "best" }, shown) : shown);
       if (cell.m) top.append(make("span", { class: "marks" }, cell.m));
       top.append(line(first.slice(shown.length), "interval"));
     }

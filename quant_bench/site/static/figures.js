@@ -17,7 +17,15 @@
     if (typeof value === "string") return value.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
     return Array.isArray(value) ? value.map(escaped) : value;
   };
-  const wrapped = (text) => escaped(text).replace(/(.{1,58})(\s+|$)/g, "$1<br>").replace(/<br>$/, "");
+  // broken into lines before it is escaped, so that no entity is cut
+  const wrapped = (text, width) => {
+    const lines = [""];
+    for (const word of text.split(/\s+/)) {
+      if (lines.at(-1) && lines.at(-1).length + word.length >= width) lines.push("");
+      lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+    }
+    return lines.map(escaped).join("<br>");
+  };
 
   const probe = make("span", { hidden: true });
   document.body.append(probe);
@@ -32,18 +40,25 @@
 
   const axis = (title, log, order, text, values) => {
     const made = {
-      title: { text: wrapped(title), standoff: 12 }, automargin: true, gridcolor: color("line"), zerolinecolor: color("line"),
+      title: { text: wrapped(title, innerWidth < 600 ? 34 : 60), standoff: 12 }, automargin: true, gridcolor: color("line"), zerolinecolor: color("line"),
       linecolor: color("line"), tickcolor: color("line"),
     };
     if (text) Object.assign(made, { type: "category", categoryorder: "array", categoryarray: escaped(order) });
     else made.type = log ? "log" : "linear";
-    if (log) {
-      const known = values.filter((value) => value > 0);
-      // within two powers of ten, 2 and 5 have marks, too
-      made.dtick = Math.max(...known) / Math.min(...known) < 100 ? "D2" : 1;
-      made.minor = { ticks: "outside", ticklen: 3, tickcolor: color("line") };
-    }
+    if (log) Object.assign(made, { tickmode: "array", tickvals: powers(values), ticktext: powers(values).map(number) });
     return made;
+  };
+
+  // marks of a logarithmic axis: powers of ten, and within three of them 2 and 5 times these
+  const powers = (values) => {
+    const known = values.filter((value) => value > 0);
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    const steps = high / low < 1000 ? [1, 2, 5] : [1];
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.log10(high) + 1; power += 1) {
+      for (const step of steps) found.push(Number((step * 10 ** power).toPrecision(1)));
+    }
+    return found;
   };
 
   const ends = (at, low, high) => ({
@@ -54,6 +69,7 @@
 
   const seriesPlot = (choice) => {
     const palette = PALETTES[isDark() ? "dark" : "light"];
+    const labelled = new Set();
     const traces = choice.series.map((series, index) => {
       const measured = series.low.some((end) => end !== null);
       const made = {
@@ -69,6 +85,15 @@
         line: { color: palette[index % palette.length], width: 1.5 },
       };
       if (!series.path.some(Boolean)) Object.assign(made, { mode: "lines", hoverinfo: "skip", hovertemplate: null, line: { color: color("quiet"), width: 1.5, dash: "dot" } });
+      // twins of one place need one name
+      const label = series.label.map((text, at) => {
+        const place = `${series.x[at]} ${series.y[at]} ${text}`;
+        return text && !labelled.has(place) && labelled.add(place) ? text : "";
+      });
+      if (label.some(Boolean)) {
+        // what is shown and what is asked for are one text in the plotting library, but for the template
+        Object.assign(made, { mode: "markers+text", hovertext: made.text, text: escaped(label), textposition: "top right", cliponaxis: false, hovertemplate: "%{hovertext}<extra>%{fullData.name}</extra>" });
+      }
       if (measured) made[choice.across ? "error_x" : "error_y"] = { ...ends(choice.across ? series.x : series.y, series.low, series.high), color: made.line.color };
       return made;
     });
@@ -166,7 +191,7 @@
       drawn = true;
     };
     const show = () => {
-      canvas.setAttribute("role", "img");
+      canvas.setAttribute("role", "group");
       canvas.setAttribute("aria-label", `${title}: ${choice.keys.join("; ")}. The numbers stand in the table below.`);
       missing.hidden = !choice.missing.length;
       missing.textContent = `Not shown: ${choice.missing.join("; ")}.`;

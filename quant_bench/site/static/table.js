@@ -161,7 +161,8 @@
       state.picked = pick.checked ? [...state.picked, row.key].slice(-2) : state.picked.filter((key) => key !== row.key);
       pickedChanged();
     });
-    made.append(make("th", { scope: "row", class: "pin" }, make("span", { class: "clip", title: row.label }, pick, ` ${row.label}`)));
+    made.append(make("th", { scope: "row", class: "pin" }, make("span", { class: "clip", title: row.label }, pick, ` ${row.label}`),
+      make("small", { class: "beneath" }, row.execution)));
     for (const name of Object.keys(plain)) if (state.plain.has(name)) made.append(make("td", { class: name }, plainCell(name, row)));
     for (const column of columnsShown()) made.append(make("td", {}, site.cell(row, board.columns[column], row.numbers[column])));
     return made;
