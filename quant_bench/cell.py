@@ -45,16 +45,20 @@ class Cell:
             if canonical != text:
                 raise RecordError(f"{part} of a cell is canonical: {canonical!r}, not {text!r}")
 
-    def path(self, root: Path) -> Path:
-        """`<root>/<model>/<arm>/<quantizer>/<task>.json`; different cells have different paths.
+    def parts(self) -> tuple[str, str, str, str]:
+        """Names of the folders and of the file at which the cell's record lies; different cells have different ones.
 
         A spec `rtn(weight_bits=4)` is written `rtn,weight_bits=4`; what a file system or shell could misread is
         percent-encoded; a seed other than 0 follows the task as `@seed=1`. A very long name is cut and closed by `~`
         and digits of its sha256.
         """
         seed = "" if self.seed == 0 else f"@seed={self.seed}"
-        folder = root / _shortened(_encoded(self.model, "@+,")) / _spec_name(self.arm) / _spec_name(self.quantizer)
-        return folder / f"{_spec_name(self.task)}{seed}.json"
+        model = _shortened(_encoded(self.model, "@+,"))
+        return model, _spec_name(self.arm), _spec_name(self.quantizer), f"{_spec_name(self.task)}{seed}.json"
+
+    def path(self, root: Path) -> Path:
+        """`<root>/<model>/<arm>/<quantizer>/<task>.json`, see `parts`."""
+        return root.joinpath(*self.parts())
 
 
 @lru_cache(4096)

@@ -168,10 +168,10 @@ class Record:
             record = cls.from_text(path.read_text(encoding="utf-8"))
         except (RecordError, OSError, UnicodeDecodeError) as error:
             raise RecordError(f"{path}: {error}") from error
-        belongs = record.cell.path(Path())
-        lies = path.parts[-4:] if root is None else path.relative_to(root).parts
-        if lies != belongs.parts:
-            raise RecordError(f"{path}: its content says that it lies at {belongs}")
+        belongs = record.cell.parts()
+        lies = path.parts[-4:] if root is None else path.parts[len(root.parts) :]
+        if lies != belongs:
+            raise RecordError(f"{path}: its content says that it lies at {'/'.join(belongs)}")
         return record
 
     def _document(self) -> dict[str, Any]:
@@ -255,10 +255,10 @@ def _score_document(score: Score) -> dict[str, Any]:
 
 
 def _score(document: dict[str, Any]) -> Score:
-    rest = dict(document)
-    metric = Metric(rest.pop("metric"), rest.pop("unit"), rest.pop("better"), rest.pop("reduction"), rest.pop("chance"))
-    delta, arm_delta = _delta(rest.pop("delta")), _delta(rest.pop("arm_delta", None))
-    return Score(metric, **{**rest, "ci95": _pair(rest["ci95"])}, delta=delta, arm_delta=arm_delta)
+    metric = Metric(*(document[name] for name in ("metric", "unit", "better", "reduction", "chance")))
+    value, stderr, n = (document[name] for name in ("value", "stderr", "n"))
+    delta, arm_delta = _delta(document["delta"]), _delta(document.get("arm_delta"))
+    return Score(metric, value, stderr, _pair(document["ci95"]), n, delta, arm_delta)
 
 
 def _delta(document: dict[str, Any] | None) -> Delta | None:
