@@ -59,6 +59,7 @@ def test_a_folder_has_the_records_byte_for_byte_and_what_is_made_of_them(results
     for path in results.rglob("*.json"):
         assert (out / "results" / path.relative_to(results)).read_bytes() == path.read_bytes()
     assert not report.stale(out / "results", report.leaderboard(results))
+    assert "<html" in (out / "index.html").read_text(encoding="utf-8")
     scores = pd.read_parquet(out / "scores.parquet")
     assert scores["value"].tolist() == [0.5, 0.5]
     assert len(json.loads((out / "scores.json").read_text(encoding="utf-8"))) == 2

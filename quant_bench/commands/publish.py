@@ -14,8 +14,8 @@ from quant_bench.report.text import visible
 def publish(to: str, results: Path) -> None:
     """Publish the records with scores (parquet, csv, json), leaderboard and data set card: all of it or nothing.
 
-    A folder may be a checkout of a gh-pages branch: what else lies there is kept. The token of the hub is the one that
-    `hf auth login` stored. A record that is there and not here is never lost: merge first.
+    A folder gets the site, too, and may be a checkout of a gh-pages branch: what else lies there is kept. The token of
+    the hub is the one that `hf auth login` stored. A record that is there and not here is never lost: merge first.
     """
     from quant_bench.submission.publish import HUB, publish_folder, publish_hub
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from quant_bench import __version__, report
 from quant_bench.errors import Blocked, RecordError, SpecError
 from quant_bench.hub_access import hub_answers
+from quant_bench.site import write_site
 from quant_bench.submission.check import Tree
 
 RECORDS: Final = "results"
@@ -41,7 +42,7 @@ How robust language models are to quantization: {count} records, made into this 
 
 
 def write_tree(results: Path, out: Path) -> Tree:
-    """Write everything that is published into an empty folder, and return the records.
+    """Write everything that is published but the site into a folder, and return the records.
 
     Raises:
         RecordError: a file is no record, or there is none; the message names every one.
@@ -68,7 +69,7 @@ def write_tree(results: Path, out: Path) -> Tree:
 
 
 def publish_folder(results: Path, target: Path) -> int:
-    """Publish into a folder, as a whole or not at all, and return the number of records.
+    """Publish with the site into a folder, as a whole or not at all, and return the number of records.
 
     A folder that was published before is replaced; what else lies in it (`.git`, `CNAME`) is kept.
 
@@ -86,7 +87,7 @@ def publish_folder(results: Path, target: Path) -> int:
     # beside the target, so that a rename can put it there
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as work:
         made, old = Path(work) / "new", Path(work) / "old"
-        made.mkdir()
+        write_site(results, made)
         tree = write_tree(results, made)
         known = (path.relative_to(target / RECORDS).as_posix() for path in (target / RECORDS).rglob("*.json"))
         _refuse_loss(known, tree, str(target))
