@@ -15,9 +15,9 @@ from quant_bench.quantizer import Calibration, SchemeQuantizer
 
 @dataclass(frozen=True)
 class Hqq(SchemeQuantizer):
-    """Weights in min-max ranges with real zero points by half-quadratic splitting; activations are rounded to nearest.
+    """Weights have real zero points by half-quadratic splitting; activations are rounded to nearest.
 
-    Weights always have zero points, so `weight_symmetric` and `weight_range` stay as they are.
+    Weights always have zero points, so `weight_symmetric` stays as it is (embeddings under scope `full` have none).
 
     Attributes:
         norm: p of the error norm that zero points minimize, above 0 and below 1 or 1 itself.
@@ -34,8 +34,8 @@ class Hqq(SchemeQuantizer):
         super().__post_init__()
         if not 0.0 < self.norm <= 1.0 or self.steps < 0:
             raise SpecError(f"norm must lie in (0, 1] and steps be at least 0; got {self.norm!r} and {self.steps!r}")
-        if not self.weight_symmetric or self.weight_range != "minmax":
-            raise SpecError("hqq chooses zero points in min-max ranges itself: drop weight_symmetric and weight_range")
+        if not self.weight_symmetric:
+            raise SpecError("weights of hqq always have zero points: drop weight_symmetric")
 
     def quantize(self, model: LanguageModel, calibration: Calibration) -> LanguageModel:
         def weights(site: LinearSite, linear: nn.Module) -> WeightCodes:

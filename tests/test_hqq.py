@@ -105,6 +105,17 @@ def test_a_short_last_group_is_solved_without_filling():
     assert torch.equal(whole.dequantize()[:, 64:], alone.dequantize())
 
 
+def test_a_searched_range_is_where_zero_points_start():
+    weight = heavy_tailed(32, 128)
+    plain_codes, searched = (
+        hqq_codes(weight, recipe(3, "channel", weight_range=way), HalfQuadratic()) for way in ("minmax", "mse")
+    )
+    clipped = quantize_weight(weight, bits=3, symmetric=False, search="mse")
+    assert torch.equal(searched.scale, clipped.scale)
+    squares = [(codes.dequantize() - weight).square().mean() for codes in (searched, plain_codes)]
+    assert squares[0] < squares[1]
+
+
 def rules(bits, granularity, symmetric):
     if granularity != "static":
         return ActivationRule(bits, granularity, symmetric, 16)
@@ -203,7 +214,7 @@ def test_coverage_says_that_zero_points_are_real():
     assert bool(logits.isfinite().all())
 
 
-@pytest.mark.parametrize("setting", ["weight_symmetric=False", "weight_range=mse", "norm=0.0", "norm=1.5", "steps=-1"])
+@pytest.mark.parametrize("setting", ["weight_symmetric=False", "norm=0.0", "norm=1.5", "steps=-1"])
 def test_settings_that_mean_nothing_are_refused(setting):
     with pytest.raises(SpecError):
         registry.build("quantizers", f"hqq({setting})")

@@ -85,9 +85,10 @@ class FormatWeight(nn.Module):
         if self.form.element == E4M3:
             elements = self.elements.float()
         else:
-            codes = unpack_nibbles(self.elements, self.columns).long() + 8
-            magnitudes = torch.tensor(E2M1_VALUES, device=codes.device)
-            elements = magnitudes[codes & 7] * torch.where(codes > 7, -1.0, 1.0)
+            # stored codes are the sign and the magnitude's place, minus 8
+            values = torch.tensor(E2M1_VALUES)
+            table = torch.cat((values, -values)).to(self.elements.device)
+            elements = table[unpack_nibbles(self.elements, self.columns).int() + 8]
         if self.block_scale is None:
             return elements
         scale = self.block_scale
@@ -109,9 +110,10 @@ class FormatWeight(nn.Module):
 def _stored(elements: Float[Tensor, "row col"], form: Format) -> Tensor:
     if form.element == E4M3:
         return elements.to(torch.float8_e4m3fn)
-    magnitudes = torch.tensor(E2M1_VALUES, device=elements.device)
-    codes = torch.searchsorted(magnitudes, elements.abs().contiguous()) + 8 * torch.signbit(elements)
-    return pack_nibbles((codes - 8).to(torch.int8))
+    size = elements.abs()
+    # places of 0 to 1.5 in halves, of 2 and 3, of 4 and 6
+    place = torch.where(size < 2, 2 * size, torch.where(size < 4, size + 2, size / 2 + 4))
+    return pack_nibbles((place - 8 + 8 * torch.signbit(elements)).to(torch.int8))
 
 
 def _stored_scale(found: Encoded, form: Format) -> Tensor | None:

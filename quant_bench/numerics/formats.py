@@ -81,7 +81,7 @@ class Encoded(NamedTuple):
 def blockwise(elements: Float[Tensor, "row col"], scale: Float[Tensor, "row block"], block: int | None) -> Tensor:
     """Elements times the scale of their block."""
     assert block is not None
-    return elements * scale.repeat_interleave(block, dim=1)[:, : elements.shape[1]]
+    return (_blocks(elements, block) * scale[..., None]).flatten(1)[:, : elements.shape[1]]
 
 
 def power_below(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -114,7 +114,7 @@ def encode(values: Float[Tensor, "row col"], form: Format, outer: OuterScale = "
     """
     values = values.float()
     size = values.abs()
-    largest = _block_largest(size, form.block) if form.block is not None else None
+    largest = _blocks(size, form.block).amax(-1) if form.block is not None else None
     if form.power_of_two:
         assert largest is not None
         scale = power_below(largest).div_(power_below(torch.tensor(form.element.largest)))
@@ -130,8 +130,10 @@ def encode(values: Float[Tensor, "row col"], form: Format, outer: OuterScale = "
     return Encoded(_divided(values / scale, block_scale, form), block_scale, scale)
 
 
-def _block_largest(size: Float[Tensor, "row col"], block: int) -> Float[Tensor, "row block"]:
-    return functional.pad(size, (0, -size.shape[1] % block)).reshape(len(size), -1, block).amax(-1)
+def _blocks(values: Float[Tensor, "row col"], block: int) -> Float[Tensor, "row block size"]:
+    """A short last block is filled up with zeros."""
+    columns = values.shape[1]
+    return functional.pad(values, (0, -columns % block)).reshape(len(values), -(-columns // block), block)
 
 
 def _ones_for_zeros(scale: Tensor, largest: Tensor) -> Tensor:
@@ -142,6 +144,6 @@ def _ones_for_zeros(scale: Tensor, largest: Tensor) -> Tensor:
 def _divided(values: Tensor, scale: Tensor, form: Format) -> Tensor:
     """Elements of values over the scale of their block."""
     assert form.block is not None
-    spread = scale.repeat_interleave(form.block, dim=1)[:, : values.shape[1]]
-    elements = round_to_element(values / torch.where(spread == 0, 1.0, spread), form.element)
-    return torch.where(spread == 0, 0.0, elements)
+    divisor = torch.where(scale == 0, torch.inf, scale)[..., None]
+    elements = round_to_element(_blocks(values, form.block) / divisor, form.element)
+    return elements.flatten(1)[:, : values.shape[1]]

@@ -26,6 +26,10 @@ class HalfQuadratic:
     steps: int = 20
 
 
+# blocks that are solved together: about half a megabyte, which stays in the cache for all steps
+_TOGETHER = 1 << 17
+
+
 def shrink(error: Float[Tensor, "..."], norm: float, penalty: float) -> Float[Tensor, "..."]:
     """Generalized soft threshold: sign(x) · max(|x| - |x|^(p-1) / penalty, 0).
 
@@ -33,7 +37,7 @@ def shrink(error: Float[Tensor, "..."], norm: float, penalty: float) -> Float[Te
     """
     size = error.abs()
     # 0^(p-1) is infinite: no error stays no error
-    return error.sign() * (size - size.pow(norm - 1) / penalty).clamp_(min=0)
+    return (size - size.pow(norm - 1) / penalty).clamp_(min=0).copysign_(error)
 
 
 def real_zeros(
@@ -58,6 +62,19 @@ def real_zeros(
 
     Source: Badri & Shaji 2023, Half-Quadratic Quantization, https://mobiusml.github.io/hqq_blog/.
     """
+    step = max(1, _TOGETHER // blocks.shape[1])
+    parts = zip(torch.split(blocks, step), torch.split(scale, step), torch.split(zero, step), strict=True)
+    codes, zeros = zip(*(_solve(*part, grid, rule) for part in parts), strict=True)
+    return torch.cat(codes), torch.cat(zeros)
+
+
+def _solve(
+    blocks: Float[Tensor, "block size"],
+    scale: Float[Tensor, "block 1"],
+    zero: Float[Tensor, "block 1"],
+    grid: Grid,
+    rule: HalfQuadratic,
+) -> tuple[Float[Tensor, "block size"], Float[Tensor, "block 1"]]:
     quotients = blocks / scale
     best, least = zero, torch.full_like(zero, torch.inf)
     penalty = rule.penalty

@@ -11,11 +11,11 @@ from quant_bench.quantizer import SchemeQuantizer
 
 
 def hqq_codes(weight: Float[Tensor, "row col"], scheme: SchemeQuantizer, rule: HalfQuadratic) -> WeightCodes:
-    """Codes of a weight matrix with real zero points; scales are those of asymmetric min-max rounding.
+    """Codes of a weight matrix with real zero points; scales are those of asymmetric rounding to nearest.
 
     Args:
         weight: finite weights.
-        scheme: bits, granularity and group size.
+        scheme: bits, granularity, range and group size.
         rule: the solver's constants.
 
     Raises:
@@ -26,6 +26,7 @@ def hqq_codes(weight: Float[Tensor, "row col"], scheme: SchemeQuantizer, rule: H
         bits=scheme.weight_bits,
         granularity=scheme.weight_granularity,
         symmetric=False,
+        search=scheme.weight_range,
         group_size=scheme.group_size,
     )
     grid = Grid(scheme.weight_bits, symmetric=False)
