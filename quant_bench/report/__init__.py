@@ -6,12 +6,15 @@ import pandas as pd
 
 from quant_bench.cache import write_atomically
 from quant_bench.record import Store
+from quant_bench.report.excerpts import filled, holds_excerpts
 from quant_bench.report.frame import long_frame
 from quant_bench.report.render import FORMATS, Format, rendered
 
 __all__ = ["FILE", "FORMATS", "Format", "leaderboard", "long_frame", "rendered", "stale", "write"]
 
 FILE = "LEADERBOARD.md"
+# beside the folder of records, and only where it has excerpts
+README = "README.md"
 
 
 def leaderboard(root: Path) -> pd.DataFrame:
@@ -23,19 +26,35 @@ def leaderboard(root: Path) -> pd.DataFrame:
     return long_frame(Store.read(root).valid())
 
 
-def stale(root: Path, frame: pd.DataFrame) -> bool:
-    """Whether the leaderboard file under a folder differs from what its records say.
+def stale(root: Path, frame: pd.DataFrame) -> list[Path]:
+    """Files that differ from what the records say: the leaderboard, and the excerpts of a README beside the folder.
 
     Neither records nor a leaderboard is in order, too.
+
+    Raises:
+        RecordError: an excerpt asks for what no record has.
     """
-    path = root / FILE
-    if not path.is_file():
-        return len(frame) > 0
-    return path.read_bytes() != rendered(frame, "markdown").encode()
+    if not (root / FILE).is_file() and not len(frame):
+        return []
+    files = _files(root, frame)
+    return [path for path, content in files.items() if not path.is_file() or path.read_bytes() != content]
 
 
 def write(root: Path, frame: pd.DataFrame) -> Path:
-    """Write the leaderboard file, as a whole or not at all, and return its path."""
-    path = root / FILE
-    write_atomically(path, rendered(frame, "markdown").encode())
-    return path
+    """Write the leaderboard and the excerpts of a README, each as a whole or not at all; return the leaderboard's path.
+
+    Raises:
+        RecordError: an excerpt asks for what no record has.
+    """
+    for path, content in _files(root, frame).items():
+        write_atomically(path, content)
+    return root / FILE
+
+
+def _files(root: Path, frame: pd.DataFrame) -> dict[Path, bytes]:
+    files = {root / FILE: rendered(frame, "markdown").encode()}
+    readme = root.resolve().parent / README
+    # bytes that are no text stay as they are
+    if readme.is_file() and holds_excerpts(text := readme.read_bytes().decode(errors="surrogateescape")):
+        files[readme] = filled(text, frame).encode(errors="surrogateescape")
+    return files

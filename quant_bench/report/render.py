@@ -98,13 +98,14 @@ def _markdown(document: Document) -> str:
         parts += [f"## {text.markdown(section.title)}", ""]
         parts += [text.markdown(section.note), ""] if section.note else []
         for table in section.tables:
-            parts += [f"### {text.markdown(table.title)}", "", *_markdown_table(table), ""]
+            parts += [f"### {text.markdown(table.title)}", "", *markdown_table(table), ""]
             parts += [f"{index}. {text.markdown(note)}" for index, note in enumerate(table.footnotes, 1)]
             parts += [""] if table.footnotes else []
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def _markdown_table(table: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
+    """Lines of a table in Markdown, its title and footnotes left out."""
     lines = ["| " + " | ".join(text.markdown(heading) for heading in table.headings) + " |"]
     lines.append(
         "|" + "|".join(" --- " if index < table.words else " ---: " for index in range(len(table.headings))) + "|"

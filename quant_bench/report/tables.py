@@ -112,7 +112,7 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
             entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
         else:
             shown = (found.get(metric) for metric in metrics)
-            entries += [Entry(("–",)) if row is None else Entry(_lines(row), row["pool"] in best) for row in shown]
+            entries += [Entry(("–",)) if row is None else Entry(lines(row), row["pool"] in best) for row in shown]
         rows.append(tuple(entries))
     headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in metrics)]
     headings += [] if metrics else ["state"]
@@ -147,12 +147,18 @@ def _block(row: Row, several: list[str]) -> tuple[Any, ...]:
     return (measured, row["label"], row["execution"]) if "arm" in several else (measured,)
 
 
-def _lines(score: Row) -> tuple[str, ...]:
+def lines(score: Row) -> tuple[str, ...]:
     """Value with its marks, interval, and differences with their intervals."""
-    lines = [_marked(score)]
+    found = [_marked(score)]
     own = together(score, "value")
     if own is not None and own.low is not None and own.high is not None:
-        lines.append(between(own.low, own.high))
+        found.append(between(own.low, own.high))
+    return (*found, *differences(score))
+
+
+def differences(score: Row) -> tuple[str, ...]:
+    """Differences of a value to the float model and to softmax attention, with their intervals."""
+    lines = []
     for sign, column in ((_DELTA, "delta"), (_VERSUS, "arm_delta")):
         found = together(score, column)
         if found is None:
@@ -193,10 +199,9 @@ def _overview(groups: list[list[Row]]) -> Table:
             if not measured:
                 column[key] = Entry((_state(scores[0], footnotes),)), None
             elif metric in measured:
-                lines = _lines(measured[metric])
+                first = lines(measured[metric])[0]
                 # the interval of the value itself stands in the group's own table
-                differences = (line for line in lines if line.startswith((_DELTA, _VERSUS)))
-                column[key] = Entry((lines[0], *differences)), measured[metric]["rank"]
+                column[key] = Entry((first, *differences(measured[metric]))), measured[metric]["rank"]
         columns.append(column)
 
     def place(key: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,99 @@
+"""Excerpts: some columns of the leaderboard in a Markdown file for people, kept true by `quant-bench report`.
+
+An excerpt stands between two comments; the first names the model (with softmax attention) and the columns:
+
+    <!-- leaderboard MODEL: TASK METRIC; TASK METRIC -->
+    <!-- /leaderboard -->
+"""
+
+import math
+import re
+from typing import Final
+
+import pandas as pd
+
+from quant_bench.cell import BASELINE_ARM
+from quant_bench.errors import RecordError
+from quant_bench.report.frame import plain_rows
+from quant_bench.report.layout import Entry, Footnotes, Table
+from quant_bench.report.render import markdown_table
+from quant_bench.report.rows import Row, heading, question, scored
+from quant_bench.report.tables import differences, lines
+from quant_bench.report.text import markdown
+
+# quantizer and execution
+Key = tuple[str, str]
+_EXCERPT: Final = re.compile(r"(<!-- leaderboard ([^\n]*?): ([^\n]*) -->\n).*?(<!-- /leaderboard -->)", re.DOTALL)
+
+
+def holds_excerpts(text: str) -> bool:
+    """Whether there is anything to fill in."""
+    return _EXCERPT.search(text) is not None
+
+
+def filled(text: str, frame: pd.DataFrame) -> str:
+    """The text with every excerpt as the records have it now.
+
+    Raises:
+        RecordError: a column has no scores, or scores of several kinds that must not stand in one column.
+    """
+    rows = scored(plain_rows(frame))
+
+    def fill(found: re.Match[str]) -> str:
+        begin, model, columns, end = found.groups()
+        return f"{begin}{_excerpt(rows, model, [column.strip() for column in columns.split(';')])}{end}"
+
+    return _EXCERPT.sub(fill, text)
+
+
+def _excerpt(rows: list[Row], model: str, columns: list[str]) -> str:
+    """A row for each quantizer, best first; executions that agree in all that both have share one."""
+    footnotes, headings = Footnotes(), ["quantizer"]
+    cells: dict[Key, dict[str, Row]] = {}
+    for column in columns:
+        task, _, metric = column.rpartition(" ")
+        asked = (model, BASELINE_ARM, task, metric)
+        found = [row for row in rows if (row["model"], row["arm"], row["task"], row["metric"]) == asked]
+        if len({row["group"] for row in found}) != 1:
+            what = "scores of several conventions, weights or versions" if found else "no scores"
+            raise RecordError(f"an excerpt asks for {column!r} of {model}, and the records have {what} of that name")
+        name = task.partition("(")[0]
+        headings.append(f"{name}: {heading(found[0])} {footnotes.mark(question(found))}")
+        for row in found:
+            cells.setdefault((row["quantizer"], row["execution"]), {})[column] = row
+    shown = [(executions, cells[key]) for key, executions in _distinct(cells).items()]
+    shown.sort(key=lambda row: _place(row[1], columns))
+    entries = tuple((_name(*row), *(_entry(row[1].get(column)) for column in columns)) for row in shown)
+    table = Table(title="", headings=tuple(headings), rows=entries, words=1)
+    notes = [f"{index}. {markdown(note)}" for index, note in enumerate(footnotes.texts, 1)]
+    return "\n".join(["", *markdown_table(table), "", *notes, ""])
+
+
+def _distinct(cells: dict[Key, dict[str, Row]]) -> dict[Key, list[str]]:
+    """Rows to show, each with the executions that it speaks for: what they all have is equal."""
+    kept: dict[Key, list[str]] = {}
+    # those with more columns first; among equals the order of names, so that `integer` comes before `simulated`
+    for key in sorted(cells, key=lambda key: (-len(cells[key]), key)):
+        values = {column: row["value"] for column, row in cells[key].items()}
+        for other, executions in kept.items():
+            if other[0] == key[0] and values.items() <= {c: row["value"] for c, row in cells[other].items()}.items():
+                executions.append(key[1])
+                break
+        else:
+            kept[key] = [key[1]]
+    return kept
+
+
+def _place(found: dict[str, Row], columns: list[str]) -> list[float]:
+    """Best first in the first column, then in the others; what a row lacks stands last."""
+    rows = (found.get(column) for column in columns)
+    return [math.inf if row is None else -row["value"] if row["better"] == "higher" else row["value"] for row in rows]
+
+
+def _name(executions: list[str], found: dict[str, Row]) -> Entry:
+    label = str(next(iter(found.values()))["label"])
+    return Entry((label if executions == ["float"] else f"{label} ({' = '.join(executions)})",))
+
+
+def _entry(row: Row | None) -> Entry:
+    return Entry(("–",)) if row is None else Entry((lines(row)[0], *differences(row)))

@@ -1,0 +1,126 @@
+"""Excerpts of the leaderboard in a README: what they show, and that they cannot go stale unnoticed."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from quant_bench import report
+from quant_bench.cli import main
+from quant_bench.errors import RecordError
+from quant_bench.record import Cell, Record
+from quant_bench.report.excerpts import filled
+from quant_bench.score import Better, Delta, Metric, Score
+
+DIGEST = "a" * 64
+ASKED = "Before.\n\n<!-- leaderboard m: t(limit=2) ppl; u acc -->\nold\n<!-- /leaderboard -->\n\nAfter.\n"
+
+
+def score(name: str, value: float, better: Better, delta: Delta | None = None) -> Score:
+    return Score(Metric(name, "1", better, "mean"), value, 0.1, (value - 1, value + 1), 2, delta=delta)
+
+
+def record(quantizer: str, task: str, one: Score, convention: str = "P1", model: str = "m") -> Record:
+    keys = ("weights_sha256", "tokenizer_sha256", "data_sha256", "calibration_sha256")
+    named = "integer" if "integer" in quantizer else "simulated"
+    return Record(
+        state="measured",
+        reason=None,
+        cell=Cell(model, "softmax", quantizer, task),
+        settings={
+            "model": {"dtype": "float32"},
+            "arm": {},
+            "quantizer": {} if quantizer == "none" else {"execution": named},
+            "task": {},
+        },
+        versions={"arm": 1, "quantizer": 1, "task": 1},
+        identity=dict.fromkeys(keys, DIGEST),
+        convention=convention,
+        coverage={"quantized": {}, "skipped": {}, "tied": {}, "mac_share": 0.5, "notes": []},
+        scores=(one,),
+    )
+
+
+def records(simulated: float = 25.0) -> list[Record]:
+    delta = Delta(5.0, (4.0, 6.0), "none")
+    return [
+        record("none", "t(limit=2)", score("ppl", 20.0, "lower")),
+        record("rtn", "t(limit=2)", score("ppl", simulated, "lower", delta)),
+        record("rtn(execution=integer)", "t(limit=2)", score("ppl", 25.0, "lower", delta)),
+        record("rtn(execution=integer)", "u", score("acc", 0.5, "higher"), "other"),
+        record("rtn(activation_bits=4,weight_bits=4)", "u", score("acc", 0.25, "higher"), "other"),
+        record("none", "t(limit=2)", score("ppl", 1.0, "lower"), model="another"),
+    ]
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+
+
+def test_an_excerpt_has_the_columns_asked_for_best_first_with_differences_and_conventions() -> None:
+    text = filled(ASKED, report.long_frame(records()))
+    assert text.startswith("Before.\n")
+    assert text.endswith("\nAfter.\n")
+    assert "old" not in text
+    assert rows(text) == [
+        "| quantizer | t: ppl ↓ \\[1\\] | u: acc ↑ \\[2\\] |",
+        "| none | 20 | – |",
+        "| w8a8 (integer = simulated) | 25<br>Δ +5 \\[+4, +6\\] | 0.5000 |",
+        "| w4a4 (simulated) | – | 0.2500 |",
+    ]
+    assert "1. t(limit=2) · P1 · 2 items" in text
+    assert "2. u · other · 2 items" in text
+
+
+def test_executions_that_differ_have_a_row_each() -> None:
+    text = filled(ASKED, report.long_frame(records(simulated=25.5)))
+    assert [line.split(" | ")[0] for line in rows(text)[1:]] == [
+        "| none",
+        "| w8a8 (integer)",
+        "| w8a8 (simulated)",
+        "| w4a4 (simulated)",
+    ]
+
+
+def test_filling_twice_changes_nothing() -> None:
+    frame = report.long_frame(records())
+    assert filled(filled(ASKED, frame), frame) == filled(ASKED, frame)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([], "no scores"),
+        ([record("none", "t(limit=2)", score("ppl", 9.0, "lower"), "P2"), *records()], "several conventions"),
+    ],
+)
+def test_a_column_that_is_missing_or_mixed_is_an_error(extra: list[Record], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        filled(ASKED, report.long_frame(extra))
+
+
+def test_the_command_writes_the_readme_beside_the_records_and_check_finds_it_stale(tmp_path: Path) -> None:
+    results, readme = tmp_path / "results", tmp_path / "README.md"
+    for one in records():
+        one.write(results)
+    # a byte that is no text stays
+    readme.write_bytes(ASKED.encode() + b"\xff")
+
+    def call(*arguments: str) -> int:
+        return CliRunner().invoke(main, ["report", "--results", str(results), *arguments]).exit_code
+
+    assert call("--check") == 1
+    assert call() == 0
+    assert b"| w8a8 (integer = simulated) |" in readme.read_bytes()
+    assert readme.read_bytes().endswith(b"\xff")
+    assert call("--check") == 0
+    readme.write_bytes(readme.read_bytes().replace(b"| 25<br>", b"| 24<br>"))
+    assert call("--check") == 1
+
+
+def test_a_readme_without_excerpts_is_left_alone(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("No table here.\r\n", newline="")
+    records()[0].write(tmp_path / "results")
+    report.write(tmp_path / "results", report.leaderboard(tmp_path / "results"))
+    assert readme.read_bytes() == b"No table here.\r\n"
