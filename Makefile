@@ -50,7 +50,7 @@ lint: $(VENV)/.developed
 	$(BIN)/mypy
 
 bench: $(VENV)/.developed
-	@missed=; for name in linear observe diagnostics harness arms depth gptq hadamard training; do \
+	@missed=; for name in linear observe diagnostics harness arms depth gptq hadamard training report; do \
 	  $(BIN)/python benchmarks/$$name.py || missed="$$missed $$name"; done; \
 	test -z "$$missed" || { echo "not all that is wanted was reached by:$$missed"; exit 1; }
 
