@@ -362,7 +362,11 @@ def test_layer_maps_show_the_table_of_the_record() -> None:
 
 def test_attention_and_depth_maps_show_the_tables_of_the_records() -> None:
     layers = [{"layer": 1, "position0_mass_by_head": [0.5]}, {"layer": 0, "position0_mass_by_head": [0.1, 0.9]}]
-    routers = [{"router": "0.mlp", "sources": {"embedding": 1.0}}, {"router": "1.mlp", "sources": {"0.mlp": 0.25}}]
+    # records sort their keys as texts
+    routers = [
+        {"router": "0.mlp", "sources": {"embedding": 1.0}},
+        {"router": "1.mlp", "sources": {"0.attention": 0.5, "0.mlp": 0.25, "10.mlp": 0.1, "9.mlp": 0.15}},
+    ]
     scores = [score(0.5, better="neither")]
     found = board(
         record("rtn", scores, task="attention", details={"layers": layers}),
@@ -371,8 +375,8 @@ def test_attention_and_depth_maps_show_the_tables_of_the_records() -> None:
     (attention,) = attention_map(found, "softmax").choices
     assert attention.data()["heat"]["z"] == [[0.1, 0.9], [0.5, None]]
     (depth,) = depth_map(found, "softmax").choices
-    assert depth.data()["heat"]["z"] == [[1.0, None], [None, 0.25]]
-    assert depth.data()["heat"]["x"] == ["embedding", "0.mlp"]
+    assert depth.data()["heat"]["x"] == ["embedding", "0.attention", "0.mlp", "9.mlp", "10.mlp"]
+    assert depth.data()["heat"]["z"] == [[1.0, None, None, None, None], [None, 0.5, 0.25, 0.15, 0.1]]
 
 
 ANYTHING = st.recursive(

@@ -30,11 +30,11 @@ LEGEND: Final = (
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
     f"{UNRANKED} not ranked: measured by an older version of the plugin, or over another number of items.",
 )
-_ARMS: Final = (
+ARMS: Final = (
     f"{_VERSUS} is the paired difference to the same cell with {BASELINE_ARM} attention on the same items, with "
     "its 95 % interval. Where there are several arms, their rows stand together for each quantizer."
 )
-_SEEDS: Final = (
+SEEDS: Final = (
     "A row of several seeds has their mean ± their standard deviation. Its intervals, and those of its differences, "
     "are 95 % Student intervals of the mean over seeds: they say nothing about items."
 )
@@ -42,9 +42,9 @@ _SEEDS: Final = (
 
 def legend(frame: pd.DataFrame) -> tuple[str, ...]:
     """What the signs of the leaderboard mean."""
-    further = [_ARMS] if frame["arm_delta"].notna().any() else []
+    further = [ARMS] if frame["arm_delta"].notna().any() else []
     further += [REDUNDANCY] if not redundancy(frame).empty else []
-    further += [_SEEDS] if (frame["seeds"] > 1).any() else []
+    further += [SEEDS] if (frame["seeds"] > 1).any() else []
     return LEGEND[:1] + tuple(further) + LEGEND[1:]
 
 

@@ -1,5 +1,6 @@
 """An arm's tables and figures: paired differences to softmax, the 2×2, injection curves, attention and depth maps."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from quant_bench.report.frame import plain_rows
 from quant_bench.report.redundancy import FORMS, GAINS
 from quant_bench.report.rows import Row as Score
 from quant_bench.report.rows import Together, heading, model_of, parted, question
-from quant_bench.site.board import Board, Row
+from quant_bench.site.board import CAUSES, Board, Row
 from quant_bench.site.figures import Choice, Figure, Heat, Points, number_in
 from quant_bench.site.models import named, records_of, told_apart_by
 
@@ -84,7 +85,12 @@ def paired(found: Comparison) -> list[Paired]:
             together = Together(first["mean"], first["mean_low"], first["mean_high"], first["seeds"])
         asked = question([first]), first["label"], heading(first)
         rows.append(Paired(_model(first), *asked, together, first["deviation"], seeds))
-    return rows
+    return sorted(rows, key=_causes_last)
+
+
+def _causes_last(row: "Paired | Gain") -> bool:
+    """What says why stands behind what says how good."""
+    return re.split(r"\W", row.question)[0] in CAUSES
 
 
 def _model(row: Score) -> str:
@@ -154,7 +160,7 @@ def gains(board: Board, found: pd.DataFrame, arm: str) -> list[Gain]:
         label = f"{first['label']} {first['execution']}"
         asked = question([first]), label, first["form"], heading(first)
         rows.append(Gain(_model(first), *asked, four, tuple(dict.fromkeys(by_seed[place] for place in places))))
-    return rows
+    return sorted(rows, key=_causes_last)
 
 
 def injection(board: Board, arm: str) -> Figure:
@@ -231,12 +237,19 @@ def depth_map(board: Board, arm: str) -> Figure:
             for router in _rows(details.get("routers"))
             if isinstance(router.get("sources"), dict) and isinstance(router.get("router"), str)
         }
-        sources = list(dict.fromkeys(name for weights in routers.values() for name in weights))
+        # records sort their keys as texts
+        sources = sorted({name for weights in routers.values() for name in weights}, key=_in_depth)
         if sources:
             z = [[weights.get(source) for source in sources] for weights in routers.values()]
             choices.append(Choice(keys, Heat(sources, list(routers), z, False, path), "source", "router"))
     caption = "Mean weight that the read before a sublayer gives to each earlier state."
     return Figure("depth", "Depth weights", ("quantizer", "question"), choices, caption)
+
+
+def _in_depth(source: str) -> tuple[int, int, str]:
+    """A source's place: by the layer in its name; one without comes from before all layers."""
+    layer, part = re.search(r"[0-9]{1,9}", source), source.rpartition(".")[2]
+    return -1 if layer is None else int(layer[0]), {"attention": 0, "mlp": 1}.get(part, 2), source
 
 
 def _rows(table: object) -> list[dict[str, Any]]:

@@ -19,6 +19,10 @@ SIZES: Final = {
     "massive_activations": "massive activations a sequence",
     "outlier_6sigma_share": "share of entries beyond 6σ",
 }
+SITES: Final = (
+    *("attention_norm", "attention_output_input", "attention_output"),
+    *("mlp_norm", "mlp_output_input", "mlp_output", "layer_output"),
+)
 PLACES: Final = {
     "channel_absmax_ratio": "by channel: largest channel maximum over the median one",
     "channel_rms_kurtosis": "by channel: concentration of power (1: even; width: one channel)",
@@ -174,10 +178,16 @@ def _heat(tensors: list[tuple[str, int, dict[str, float]]], statistic: str, path
     known = {(site, layer): numbers[statistic] for site, layer, numbers in tensors if statistic in numbers}
     if not known:
         return None
-    sites = list(dict.fromkeys(site for site, _ in known))
+    sites = sorted({site for site, _ in known}, key=_in_a_layer)
     layers = sorted({layer for _, layer in known})
     z = [[known.get((site, layer)) for layer in layers] for site in sites]
     return Heat(layers, [site.replace("_", " ") for site in sites], z, positive(known.values()), path)
+
+
+def _in_a_layer(site: str) -> tuple[int, str]:
+    """Sites in the order in which a layer computes them; others behind."""
+    kind = site.partition(" ")[0]
+    return SITES.index(kind) if kind in SITES else len(SITES), site
 
 
 def coverage(board: Board, rows: Sequence[Row]) -> list[Covered]:

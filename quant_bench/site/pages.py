@@ -7,18 +7,23 @@ from typing import Any, Final
 from quant_bench.cell import BASELINE_ARM
 from quant_bench.report.redundancy import redundancy
 from quant_bench.report.rows import Together, parted
-from quant_bench.report.tables import BEATS_FLOAT, LEGEND, UNINFORMATIVE, UNRANKED, legend
+from quant_bench.report.tables import ARMS, BEATS_FLOAT, LEGEND, SEEDS, UNINFORMATIVE, UNRANKED, legend
 from quant_bench.site import arms, models
 from quant_bench.site.board import CAUSES, CHECKS, Board, Column, Number, Row, page_name
 from quant_bench.site.figures import Figure
 from quant_bench.site.pareto import pareto
 
 _SHOWN_AT_FIRST: Final = 8
-_ORDER: Final = (
-    "Each column is one question with one convention, one data digest and one item count. Rows stand in the order of "
-    "their rank by the first column that ranks; numbers of other weights, precision or plugin versions are never "
-    "ranked together."
-)
+# what the legend says of tables that are arranged in another way
+_LEGEND: Final = {
+    LEGEND[1]: "Each column is one question with one convention, one data digest and one item count. Rows stand in the "
+    "order of their rank by the first column that ranks; numbers of other weights, precision or plugin versions are "
+    "never ranked together.",
+    ARMS: f"vs {BASELINE_ARM} is the paired difference to the same cell with {BASELINE_ARM} attention on the same "
+    "items, with its 95 % interval.",
+    SEEDS: "A number of several seeds is their mean. Its intervals, and those of its differences, are 95 % Student "
+    "intervals of the mean over seeds: they say nothing about items.",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ def pages(board: Board) -> list[Page]:
     links = {"model_pages": model_links(board), "arm_pages": arm_links(board), "command": board.command}
     signs = {"uninformative": UNINFORMATIVE, "beats_float": BEATS_FLOAT, "unranked": UNRANKED}
     links |= {"signs": signs, "titles": [model.title for model in board.models]}
-    said = [_ORDER if line == LEGEND[1] else line for line in (legend(board.frame) if board.rows else LEGEND)]
+    said = [_LEGEND.get(line, line) for line in (legend(board.frame) if board.rows else LEGEND)]
     found = [
         Page("index.html", "index.html", links | {"legend": said, "empty": not board.rows}),
         Page("compare.html", "compare.html", links),
@@ -130,7 +135,7 @@ def _arm(board: Board, arm: str, rows: list[Row], gains: Any) -> dict[str, Any]:
         "paired": parted(paired, lambda row: (row.model, row.question)),
         "missing": arms.absolute(found) if found else [],
         "notes": list(found.notes) if found else [],
-        "gains": arms.gains(board, gains, arm),
+        "gains": parted(arms.gains(board, gains, arm), lambda row: (row.model, row.question)),
         "figures": {figure.name: figure for figure in figures},
     }
 

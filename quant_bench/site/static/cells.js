@@ -17,10 +17,10 @@
   site.lines = (cell) => {
     if (cell.s) return [cell.s.replace("_", " ")];
     const seeds = cell.v[3];
-    const lines = [withEnds(cell.v, number) + (seeds > 1 ? ` ${seeds} seeds` : "")];
+    const all = seeds + (cell.lost || 0);
+    const lines = [withEnds(cell.v, number) + (all === 1 ? "" : ` ${seeds}${seeds < all ? ` of ${all}` : ""} seeds`)];
     if (cell.d) lines.push(difference("Δ", cell.d, seeds));
     if (cell.a) lines.push(difference("vs softmax", cell.a, seeds));
-    if (cell.lost) lines.push(`${cell.lost} seed${cell.lost === 1 ? "" : "s"} without a score`);
     return lines;
   };
 

@@ -33,7 +33,7 @@
   for (const row of board.rows) {
     for (const cell of Object.values(row.numbers)) {
       hasArms ||= Boolean(cell.a);
-      lines = Math.max(lines, 1 + Boolean(cell.d) + Boolean(cell.a) + Boolean(cell.lost));
+      lines = Math.max(lines, 1 + Boolean(cell.d) + Boolean(cell.a));
     }
     row.text = [board.models[row.model].title, row.arm, row.label, row.execution, row.bits].join(" ").toLowerCase();
   }
