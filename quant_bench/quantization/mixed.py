@@ -59,11 +59,14 @@ def apply_mixed(
     sizes = {site.path: weight_of(model.module.get_submodule(site.path)).numel() for site in model.layout.linears}
     capacity = int(rule.budget * sum(sizes.values()))
     means: Means = {}
+    how: tuple[str, ...] = ()
     if max(rule.choices) <= rule.budget:
         bits = dict.fromkeys(sizes, max(rule.choices))
     else:
-        means = _measured(model, scheme, calibration, rule)
+        ids = _tokens(calibration, rule)
+        means = _measured(model, scheme, ids, rule)
         bits = dict(zip(sizes, allocate(list(sizes.values()), [means[path] for path in sizes], capacity), strict=True))
+        how = (_measurement(ids, sum(means[path][width] for path, width in bits.items())),)
 
     def weights(site: LinearSite, linear: nn.Module) -> WeightCodes:
         return nearest(weight_of(linear), scheme, bits[site.path])
@@ -73,35 +76,35 @@ def apply_mixed(
     for path, found in means.items():
         table = ", ".join(f"W{width} {value:.3g}" for width, value in sorted(found.items()))
         quantized[path] = f"{quantized[path]}; sensitivity in nats/token: {table}"
-    notes = (*model.coverage.notes, *_notes(sizes, bits, means, rule))
+    notes = (*model.coverage.notes, _shares(sizes, bits, rule), *how)
     model.coverage = replace(model.coverage, quantized=quantized, notes=notes)
     return model
 
 
-def _notes(sizes: dict[str, int], bits: dict[str, int], means: Means, rule: MixedRule) -> tuple[str, ...]:
+def _shares(sizes: dict[str, int], bits: dict[str, int], rule: MixedRule) -> str:
     average = sum(sizes[path] * width for path, width in bits.items()) / sum(sizes.values())
     counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(bits.values()).items()))
-    shared = f"weights have {average:.4g} bits on average of a budget of {rule.budget:g}; matrices: {counts} bits"
-    if not means:
-        return (shared,)
-    total = sum(means[path][width] for path, width in bits.items())
-    how = (
+    return f"weights have {average:.4g} bits on average of a budget of {rule.budget:g}; matrices: {counts} bits"
+
+
+def _measurement(ids: Int[Tensor, "sequence token"], total: float) -> str:
+    return (
         "sensitivity: KL of next-token distributions, float against one matrix rounded, activations in float, "
-        f"{rule.sequences} sequences of {rule.tokens} tokens; the chosen add up to {total:.3g} nats/token"
+        f"{ids.shape[0]} sequences of {ids.shape[1]} tokens; the chosen add up to {total:.3g} nats/token"
     )
-    return (shared, how)
 
 
 _KEPT = 4
 _tables: dict[object, Means] = {}
 
 
-def _measured(model: LanguageModel, scheme: SchemeQuantizer, calibration: Calibration, rule: MixedRule) -> Means:
+def _measured(
+    model: LanguageModel, scheme: SchemeQuantizer, ids: Int[Tensor, "sequence token"], rule: MixedRule
+) -> Means:
     """Sensitivity of every linear at every choice; kept for the next budget of the same float model."""
-    ids = _tokens(calibration, rule)
     weights = fingerprint(model)
     how = (scheme.weight_granularity, scheme.weight_symmetric, scheme.weight_range, scheme.group_size)
-    key = (weights, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), rule.choices, how)
+    key = (weights, tuple(ids.shape), hashlib.sha256(ids.numpy().tobytes()).hexdigest(), rule.choices, how)
     if weights is not None and key in _tables:
         return _tables[key]
     found = sensitivities(model, ids.to(model.device), rule.choices, lambda weight, bits: nearest(weight, scheme, bits))
