@@ -63,6 +63,8 @@ def empty_record(
     }
     if identity.training_sha256 is not None:
         known["training_sha256"] = identity.training_sha256
+    if identity.quantized_sha256 is not None:
+        known["quantized_sha256"] = identity.quantized_sha256
     return Record(
         state=state,
         reason=reason,

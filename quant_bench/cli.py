@@ -12,6 +12,7 @@ from quant_bench.commands.doctor import doctor
 from quant_bench.commands.listing import list_command
 from quant_bench.commands.merge import merge
 from quant_bench.commands.publish import publish
+from quant_bench.commands.quantize import quantize
 from quant_bench.commands.report import report_command
 from quant_bench.commands.run import run
 from quant_bench.commands.site import site
@@ -37,6 +38,7 @@ for _command in (
     list_command,
     merge,
     publish,
+    quantize,
     report_command,
     run,
     site,

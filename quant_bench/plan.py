@@ -28,7 +28,8 @@ class RunOptions:
     """What `quant-bench run` was asked to do.
 
     Attributes:
-        model: alias, hub id, folder, GGUF file, `pypi:PACKAGE==VERSION` or `tier:NAME`.
+        model: alias, hub id, folder (of a float model, or written by `quant-bench quantize`), GGUF file,
+            `pypi:PACKAGE==VERSION` or `tier:NAME`.
         arms: arm specs.
         quantizers: quantizer specs or scheme shorthands.
         tasks: task specs.
@@ -147,8 +148,8 @@ def finished(planned: PlannedCell, options: RunOptions, identity: ModelIdentity 
     record = Record.read(path, options.results)
     if record.state not in ("measured", "not_applicable"):
         return None
-    stored = (record.identity.get("weights_sha256"), record.identity.get("tokenizer_sha256"))
-    if identity is not None and stored != (identity.weights_sha256, identity.tokenizer_sha256):
+    digests = ("weights_sha256", "tokenizer_sha256", "quantized_sha256")
+    if identity is not None and any(record.identity.get(name) != getattr(identity, name) for name in digests):
         return None
     return record if all(record.versions.get(key) == value for key, value in planned.versions().items()) else None
 

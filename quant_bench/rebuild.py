@@ -75,7 +75,13 @@ def is_rebuildable(module: nn.Module) -> bool:
 def settings_of(module: nn.Module) -> dict[str, Any]:
     """What must be known of a declared module beside tensors and children."""
     own: Callable[[], dict[str, Any]] | None = getattr(module, "settings", None)
-    return own() if own is not None else {name: getattr(module, name) for name in _kinds[type(module).__name__][1]}
+    if own is not None:
+        return own()
+    names: set[str] = set(_kinds[type(module).__name__][1])
+    if not hasattr(module, "rebuilt"):
+        # what is None has no tensor, and must not be taken for the wrapped module
+        names |= {name for name in inspect.signature(type(module)).parameters if getattr(module, name, module) is None}
+    return {name: getattr(module, name) for name in sorted(names)}
 
 
 def rebuilt(name: str, parts: Parts) -> nn.Module:

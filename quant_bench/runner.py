@@ -22,7 +22,7 @@ from quant_bench.environment import PeakMemory
 from quant_bench.errors import Blocked, NotApplicable, QuantBenchError, RecordError
 from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.lowbit.memory import release_memory, tune_allocator
-from quant_bench.model import LanguageModel, ModelIdentity
+from quant_bench.model import LanguageModel
 from quant_bench.models import quantize_with
 from quant_bench.models.recipe import calibration_of as calibration_of_recipe
 from quant_bench.plan import (
@@ -42,7 +42,7 @@ from quant_bench.quantizer import Calibration
 from quant_bench.record import Cell, Record, State
 from quant_bench.samples import Samples, SampleStore
 from quant_bench.task import Context, Evaluation
-from quant_bench.weights import Weights, calibration_of, canonical
+from quant_bench.weights import Weights, calibration_of, canonical, of_saved
 
 __all__ = ["Outcome", "RunOptions", "run_cells"]
 
@@ -105,6 +105,9 @@ def run_cells(options: RunOptions, report: Callable[[Outcome], None] = lambda ou
     cache = cache_folder(options.cache)
     data = DataSource(options.data)
     weights = Weights(options, cache, data)
+    if weights.saved is not None:
+        options = of_saved(options, weights.saved)
+        cells = planned_cells(options)
     store = SampleStore(cache)
     if options.dry_run:
         todo, done = pending_cells(cells, options, weights.identity, store)
@@ -167,7 +170,7 @@ def _run_group(run: _Run, group: list[PlannedCell]) -> None:
         run.memory.reset()
         started = time.perf_counter()
         try:
-            probe = _probe(run, planned, model.identity)
+            probe = _probe(run, planned)
             context = _context(run, planned, probe, pass_memo)
             evaluation = planned.task.evaluate(model, context)
             probe.save()
@@ -219,9 +222,10 @@ def _context(run: _Run, planned: PlannedCell, probe: Probe, pass_memo: dict[Any,
     )
 
 
-def _probe(run: _Run, planned: PlannedCell, identity: ModelIdentity) -> Probe:
+def _probe(run: _Run, planned: PlannedCell) -> Probe:
     """Collects the float model's distributions, or compares with them where they were collected."""
-    path = run.store.probe_path(sample_key(float_twin(planned), identity, None))
+    twin = float_twin(planned)
+    path = run.store.probe_path(sample_key(twin, run.weights.named(twin), None))
     if planned.cell.quantizer == "none":
         return Probe.collect(path)
     return Probe.compare(path) if Probe.sound(path) else Probe.off()

@@ -36,12 +36,16 @@ def key_of(
 
     Args:
         cell: parts of the cell, as its record has them.
-        identity: of the model, with `weights_sha256` and `tokenizer_sha256`.
+        identity: of the model, with `weights_sha256`, `tokenizer_sha256` and (if it was loaded quantized)
+            `quantized_sha256`.
         versions: of the plugins and the suite.
         calibration_sha256: of what the quantizer was given, or None.
     """
+    # only there where it says something: keys of what was measured before stay
+    loaded = {"quantized": identity["quantized_sha256"]} if identity.get("quantized_sha256") else {}
     return digest_of(
         {
+            **loaded,
             "weights": identity["weights_sha256"],
             "tokenizer": identity["tokenizer_sha256"],
             "dtype": cell["model"].partition(" ")[2] or "float32",

@@ -28,6 +28,8 @@ SCHEMES = {
     "rotated": "quarot(weight_bits=4,activation_bits=4)",
     "rotated, nothing rounded": "quarot(weight_bits=16,activation_bits=16)",
     "rotated, full": f"{STATIC_FULL},weight_bits=4)".replace("rtn", "quarot"),
+    "formats with blocks": "nvfp4",
+    "formats without": "fp8a16",
     "outlier columns": "llm_int8(threshold=1.0)",
     "real zero points": "hqq:w4a8g16-integer",
     "floating point": "nvfp4",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from quant_bench.cache import cache_folder as cache_folder
 from quant_bench.models.sources import ALIASES as ALIASES
 from quant_bench.models.sources import LoadOptions as LoadOptions
+from quant_bench.models.sources import find as find
 from quant_bench.models.sources import identify as identify
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
         "attach",
         "attach_to_trained",
         "cache_folder",
+        "find",
         "from_module",
         "identify",
         "layout_of",

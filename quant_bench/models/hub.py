@@ -4,8 +4,12 @@ from pathlib import Path
 
 from quant_bench.errors import Blocked, ModelError, UnsafeModel
 from quant_bench.models.folders import PICKLES, TOKENIZER_FILES
+from quant_bench.models.manifest import MANIFEST, WEIGHTS, is_saved
 
-_WANTED = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*.py"]
+_WANTED = [
+    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*.py"),
+    *(MANIFEST, WEIGHTS),
+]
 
 
 def snapshot(repository: str, revision: str | None) -> tuple[Path, str]:
@@ -43,7 +47,7 @@ def snapshot(repository: str, revision: str | None) -> tuple[Path, str]:
             "go online once, or download it elsewhere and give the folder's path"
         ) from error
     path = Path(folder)
-    if not list(path.glob("model*.safetensors")):
+    if not list(path.glob("model*.safetensors")) and not is_saved(path):
         _explain(repository, path.name)
     return path, path.name
 

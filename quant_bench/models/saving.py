@@ -2,7 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from quant_bench.model import LanguageModel
 from quant_bench.models import arms
 from quant_bench.models.loading import untrained
 from quant_bench.models.manifest import FORMAT, MANIFEST, MODEL_FIELDS, WEIGHTS, Manifest
+from quant_bench.models.quiet import quiet
 from quant_bench.rebuild import install_hook, is_rebuildable, settings_of
 
 
@@ -68,8 +69,9 @@ def write_settings(model: LanguageModel, folder: Path) -> None:
 
 def _save_float(model: LanguageModel, folder: Path) -> None:
     module: Any = model.module
-    # names as the modules have them: those of older checkpoint formats are not what `load_weights` looks for
-    module.save_pretrained(folder, save_original_format=False)
+    with quiet():
+        # names as the modules have them: those of older checkpoint formats are not what `load_weights` looks for
+        module.save_pretrained(folder, save_original_format=False)
     if model.tokenizer is not None:
         model.tokenizer.save_pretrained(folder)
 
@@ -82,7 +84,7 @@ def _save_quantized(model: LanguageModel, folder: Path) -> None:
         for path, module in model.module.named_modules()
         if is_rebuildable(module)
     }
-    tensors, aliases = _tensors(model.module)
+    tensors, aliases = tensors_once(model.module)
     arm = arms.arm_of(model)
     with folder_made_whole(folder) as work:
         write_settings(model, work)
@@ -90,7 +92,7 @@ def _save_quantized(model: LanguageModel, folder: Path) -> None:
         manifest = Manifest(
             format=FORMAT,
             quant_bench=quant_bench.__version__,
-            identity=model.identity,
+            identity=replace(model.identity, quantized_sha256=None),
             arm=arm,
             arm_version=registry.build("arms", arm).version,
             recipe=model.recipe,
@@ -108,7 +110,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | str) else asdict(value)
 
 
-def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_once(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor of a state once, and other names of the same storage (a tied head)."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}

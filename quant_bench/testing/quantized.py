@@ -1,14 +1,16 @@
 """A quantizer on the tiny model of one layout: what the contract of quantizers looks at."""
 
 import dataclasses
+import tempfile
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from quant_bench import registry
+from quant_bench import models, registry
 from quant_bench.model import LanguageModel
 from quant_bench.quantizer import Quantizer, SchemeQuantizer
 from quant_bench.testing.promises import Moot
@@ -38,6 +40,13 @@ class Case:
     def quantized(self) -> LanguageModel:
         """The quantized model."""
         return self.quantize(self.build())
+
+    def reloaded(self) -> LanguageModel:
+        """The quantized model, saved to a folder and loaded from it."""
+        model = models.quantize_with(self.quantizer, self.build(), tiny_calibration(self.quantizer))
+        with tempfile.TemporaryDirectory() as place:
+            models.save(model, Path(place) / "model")
+            return models.load_model(str(Path(place) / "model"))
 
     @cached_property
     def logits(self) -> Float[Tensor, "batch seq vocab"]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_bench.errors import NotApplicable
+from quant_bench.errors import ModelError, NotApplicable
 from quant_bench.model import LanguageModel
 from quant_bench.quantizer import Quantizer, SchemeQuantizer
 from quant_bench.testing import promises
@@ -138,6 +138,16 @@ def _state(case: Case) -> None:
     assert torch.equal(logits_of(other), case.logits), f"{case}: loading saved state gives other logits"
 
 
+def _comes_back(case: Case) -> None:
+    try:
+        loaded = case.reloaded()
+    except NotApplicable as error:
+        raise Moot(str(error)) from error
+    except ModelError as error:
+        raise AssertionError(f"{case}: {error}") from error
+    assert torch.equal(logits_of(loaded), case.logits), f"{case}: the loaded model gives other logits"
+
+
 def _copies(case: Case) -> None:
     if case.quantized.execution == "foreign":
         raise Moot("tensors of another library are its own: not all can be copied, and nothing here copies them")
@@ -246,6 +256,12 @@ PROMISES = (
         "equal logits after load_state_dict",
         "keep codes, scales and ranges in buffers, and nothing that is derived from them outside",
         _state,
+    ),
+    Promise(
+        "a folder gives the same model back",
+        "equal logits after saving and loading; NotApplicable if another engine executes the model",
+        "declare module classes of your own with @rebuildable (docs/saving.md)",
+        _comes_back,
     ),
     Promise(
         "a deep copy gives the same logits",
