@@ -20,14 +20,17 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 RESULTS = Path(__file__).parent.parent / "results"
+MODEL = "smollm2-135m-instruct"
 NASTY = "../x</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&{{7*7}}<b>bold</b>"
 Visit = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site of the committed results."""
-    return write_site(RESULTS, tmp_path_factory.mktemp("real") / "site").index.parent
+    """The site of one model's committed results: what is measured of others later changes no test."""
+    folder = tmp_path_factory.mktemp("real")
+    shutil.copytree(RESULTS / MODEL, folder / "results" / MODEL)
+    return write_site(folder / "results", folder / "site").index.parent
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +157,7 @@ def test_the_table_shows_values_and_differences_with_their_intervals(site: Path,
 
 def test_a_heading_sorts_by_value_with_what_is_missing_last(site: Path, visit: Visit) -> None:
     page = visit(site / "index.html")
-    press = page.locator("#table thead button", has_text="token_perplexity")
+    press = page.locator("#table thead button", has_text="token_perplexity").first
     for order, reverse in (("ascending", False), ("descending", True)):
         press.click()
         assert page.locator("th[aria-sort]").get_attribute("aria-sort") == order
@@ -180,9 +183,9 @@ def test_filters_leave_what_they_name_and_a_task_leaves_its_columns(site: Path, 
     assert all(text.startswith("hellaswag ") for text in headings)
     page.fill("#search", "w8a8")
     assert table_of(page) == []
-    assert "None of 11 rows" in page.inner_text("#status")
+    assert "None of" in page.inner_text("#status")
     page.click("#reset")
-    assert len(table_of(page)) == 11
+    assert len(table_of(page)) == len({record.cell.quantizer for record in Store.read(site / "records").records})
 
 
 def test_an_address_gives_back_the_view_that_it_was_copied_from(site: Path, visit: Visit) -> None:
@@ -193,7 +196,7 @@ def test_an_address_gives_back_the_view_that_it_was_copied_from(site: Path, visi
     page.locator('[data-facet="columns"] label', has_text="parity: wrong_accumulators").click()
     page.keyboard.press("Escape")
     page.select_option("#by", "d")
-    page.locator("#table thead button", has_text="token_perplexity").click()
+    page.locator("#table thead button", has_text="token_perplexity").first.click()
     page.locator("tbody .pick").nth(1).check()
     again = visit(site / "index.html", page.url.partition("index.html")[2])
     assert table_of(again) == table_of(page)
@@ -205,9 +208,9 @@ def test_an_address_gives_back_the_view_that_it_was_copied_from(site: Path, visi
 
 def test_an_address_of_another_time_breaks_nothing(site: Path, visit: Visit) -> None:
     page = visit(site / "index.html", "#model=gone&sort=nothing&columns=a.b.c,arm&row=x&by=q&search=%3Cimg%20src=x%3E")
-    assert "None of 11 rows" in page.inner_text("#status")
+    assert "None of" in page.inner_text("#status")
     page.click("#reset")
-    assert len(table_of(page)) == 11
+    assert len(table_of(page)) == len({record.cell.quantizer for record in Store.read(site / "records").records})
 
 
 def test_a_number_names_its_record_and_the_command_that_measures_it(site: Path, visit: Visit) -> None:
@@ -240,7 +243,7 @@ def test_the_comparison_has_the_interval_of_the_record_or_says_that_there_is_non
     delta = records["rtn(execution=integer)", "wikitext2"].scores[0].delta
     assert delta is not None
     assert delta.ci95 is not None
-    row = page.locator("tbody tr", has_text="token_perplexity")
+    row = page.locator("tbody tr", has_text="token_perplexity").first
     assert row.locator(".difference").inner_text() == signed(delta.value)
     assert row.locator(".ends").inner_text() == between(*delta.ci95, signed)
     page.click("#swap")
