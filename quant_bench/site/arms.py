@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,12 +98,9 @@ def _model(row: Score) -> str:
 
 
 def _paths(row: Score) -> tuple[str, str]:
-    first, second = (Cell(row["model"], arm, row["quantizer"], row["task"], row["seed"]) for arm in _arms(row))
+    arms = row["first"], row["second"]
+    first, second = (Cell(row["model"], arm, row["quantizer"], row["task"], row["seed"]) for arm in arms)
     return first.path(Path()).as_posix(), second.path(Path()).as_posix()
-
-
-def _arms(row: Score) -> tuple[str, str]:
-    return row["first"], row["second"]
 
 
 def differences(rows: Sequence[Paired]) -> Figure:
@@ -256,6 +253,6 @@ def _rows(table: object) -> list[dict[str, Any]]:
     return [row for row in table if isinstance(row, dict)] if isinstance(table, list) else []
 
 
-def absolute(found: Comparison) -> list[tuple[str, str]]:
+def missing(found: Comparison) -> list[tuple[str, str]]:
     """What is missing for more differences: why, and the command that measures it."""
-    return [(str(replace(one, command="")).strip(), one.command) for one in found.missing]
+    return [(str(one).removesuffix(f"\n  {one.command}"), one.command) for one in found.missing]

@@ -133,7 +133,7 @@ def _arm(board: Board, arm: str, rows: list[Row], gains: Any) -> dict[str, Any]:
         "baseline": BASELINE_ARM,
         "models": list(dict.fromkeys(board.models[row.model].name for row in rows)),
         "paired": parted(paired, lambda row: (row.model, row.question)),
-        "missing": arms.absolute(found) if found else [],
+        "missing": arms.missing(found) if found else [],
         "notes": list(found.notes) if found else [],
         "gains": parted(arms.gains(board, gains, arm), lambda row: (row.model, row.question)),
         "figures": {figure.name: figure for figure in figures},
