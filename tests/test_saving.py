@@ -178,6 +178,8 @@ def test_a_changed_or_missing_file_is_refused(saved: Path, name: str) -> None:
         ("format 99", lambda m: m.update(format=99)),
         ("damaged", lambda m: m.pop("recipe")),
         ("damaged", lambda m: m["identity"].pop("name")),
+        ("float parts in int3", lambda m: m["identity"].update(dtype="int3")),
+        ("the manifest says arm softmax1", lambda m: m.update(arm="softmax1")),
         ("lacks '../x'", lambda m: m["files"].update({"../x": "0"})),
         ("no module class 'Popen'", lambda m: m["modules"]["model.layers.0.mlp.up_proj"].update({"class": "Popen"})),
         ("cannot be made again", lambda m: m["modules"].pop("model.layers.0.mlp.up_proj.weight")),

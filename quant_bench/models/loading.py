@@ -41,7 +41,7 @@ def load_model(name: str, options: LoadOptions | None = None) -> LanguageModel:
         raise ModelError(f"dtype must be one of {', '.join(_DTYPES)}; got {options.dtype!r}")
     source = find(name, options)
     stored = source.identity.dtype
-    if stored != options.dtype and not own_dtype:
+    if stored not in _DTYPES or (stored != options.dtype and not own_dtype):
         raise ModelError(
             f"{name!r} was quantized with float parts in {stored}: ask for that dtype, not {options.dtype}"
         )

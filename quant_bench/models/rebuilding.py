@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quant_bench import rebuild, registry
 from quant_bench.errors import ModelError, QuantBenchError, UnknownPlugin
 from quant_bench.model import Coverage, LanguageModel, Layout, LinearSite, Site
+from quant_bench.models.arms import arm_of
 from quant_bench.models.manifest import WEIGHTS, Manifest
 from quant_bench.spec import Spec
 
@@ -29,6 +30,8 @@ def fill(model: LanguageModel, manifest: Manifest, folder: Path) -> LanguageMode
     # a recipe's module classes are declared when it is imported; one that is not here may have none of its own
     with suppress(UnknownPlugin):
         registry.load("quantizers", Spec.parse(manifest.recipe.quantizer).name)
+    if arm_of(model) != manifest.arm:
+        raise ModelError(f"{folder}: the manifest says arm {manifest.arm}, config.json says {arm_of(model)}")
     try:
         tensors = _tensors(folder / WEIGHTS)
         tensors |= {name: tensors[stored] for name, stored in manifest.aliases.items()}
