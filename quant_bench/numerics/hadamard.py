@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from quant_bench.numerics.compiled import compiled
-from quant_bench.numerics.hadamard_vectors import LANES, transform_paired_rows, transform_rows
+from quant_bench.numerics.hadamard_vectors import LANES, transform_rows
 
 # largest order that is multiplied as a matrix
 _DENSE = 160
@@ -78,14 +78,6 @@ def _residues(prime: int) -> np.ndarray:
     return character[(places[:, None] - places[None]) % prime]
 
 
-def _conference(order: int) -> np.ndarray:
-    """Symmetric, 0 on the diagonal and 1 or -1 elsewhere, with C Cᵀ = (order - 1) · I."""
-    matrix = np.ones((order, order))
-    matrix[1:, 1:] = _residues(order - 1)
-    matrix[0, 0] = 0.0
-    return matrix
-
-
 @lru_cache(64)
 def base_matrix(order: int) -> np.ndarray:
     """Orthogonal matrix B with B Bᵀ = order · I, of entries 1 and -1 where a construction is known.
@@ -105,8 +97,11 @@ def base_matrix(order: int) -> np.ndarray:
         border[0, 0] = 0.0
         return border + np.eye(order)
     if _second_paley(order):
-        core = _conference(order // 2)
-        return np.kron(core, [[1.0, 1.0], [1.0, -1.0]]) + np.kron(np.eye(len(core)), [[1.0, -1.0], [-1.0, -1.0]])
+        half = order // 2
+        conference = np.ones((half, half))
+        conference[1:, 1:] = _residues(half - 1)
+        conference[0, 0] = 0.0
+        return np.kron(conference, [[1.0, 1.0], [1.0, -1.0]]) + np.kron(np.eye(half), [[1.0, -1.0], [-1.0, -1.0]])
     angle = 2.0 * np.pi * (np.outer(np.arange(order), np.arange(order)) % order) / order
     return np.cos(angle) + np.sin(angle)
 
@@ -138,11 +133,6 @@ def transform(
         return _plain(x, split, rest, inverse)
     rows = x.detach().reshape(-1, width).contiguous()
     out = torch.empty_like(rows)
-    core = _core(split) if rest == 1 and x.dtype == torch.float32 else None
-    if core is not None:
-        # symmetric, so the inverse is the same
-        transform_paired_rows(rows.numpy(), core, out.numpy())
-        return out.reshape(x.shape)
     base = _base(split, rest, x.dtype, inverse)
     lanes = split.lanes if rest == 1 else rest
     if x.dtype == torch.float32 and lanes % LANES == 0:
@@ -162,16 +152,6 @@ def _base(split: Factors, rest: int, dtype: torch.dtype, inverse: bool) -> np.nd
     base = (base.T if inverse else base) / np.sqrt(split.blocks * split.order * split.lanes)
     kind = np.float64 if dtype == torch.float64 else np.float32
     return np.ascontiguousarray(base.astype(kind))
-
-
-@lru_cache(64)
-def _core(split: Factors) -> np.ndarray | None:
-    """What the dense factor of Paley's second kind is made of, normalized for all factors together; else None."""
-    order = split.order
-    if split.lanes < LANES or order & (order - 1) == 0 or _first_paley(order) or not _second_paley(order):
-        return None
-    core = _conference(order // 2) / np.sqrt(split.blocks * order * split.lanes)
-    return np.ascontiguousarray(core.astype(np.float32))
 
 
 @lru_cache(16)
