@@ -11,6 +11,7 @@ from quant_bench.commands.demo import demo
 from quant_bench.commands.doctor import doctor
 from quant_bench.commands.listing import list_command
 from quant_bench.commands.merge import merge
+from quant_bench.commands.new import new
 from quant_bench.commands.publish import publish
 from quant_bench.commands.quantize import quantize
 from quant_bench.commands.report import report_command
@@ -37,6 +38,7 @@ for _command in (
     doctor,
     list_command,
     merge,
+    new,
     publish,
     quantize,
     report_command,

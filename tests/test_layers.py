@@ -21,7 +21,7 @@ ROWS = (
     },
     {"model", "attention", "cell", "coercion", "schemes", "data"},
     {"arm", "quantizer", "task", "record", "registry", "packing", "scoring", "observe", "mechanisms"},
-    {"models", "depth"},
+    {"models", "depth", "scaffold"},
     {"calibrate", "lowbit", "report", "decoding", "texts", "tiny", "training"},
     {"quantization", "harness", "windows", "outliers", "environment", "plan", "testing", "site"},
     {"perplexity", "lm_eval_task", "doctor", "demo", "assemble", "weights", "submission", "export"},

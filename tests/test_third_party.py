@@ -43,6 +43,19 @@ def test_installed_package_is_found_by_name_and_keeps_the_contract(installed: Pa
     assert done.stdout.strip().endswith("kept the contract")
 
 
+def test_the_command_checks_a_package_by_its_name(installed: Path) -> None:
+    command = [sys.executable, "-m", "quant_bench", "check", "ternary(threshold=0.5)", "--layout", "llama"]
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(command, env=environment, cwd=installed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "quantizer ternary(threshold=0.5)"
+    assert "  pass  coverage accounts for every weight matrix" in lines
+    # it has no bits and executions of ours, and the command says so
+    assert "  n/a   simulated and integer execution agree" in lines
+    assert " 0 broken," in lines[-1]
+
+
 def test_package_that_is_not_installed_is_unknown() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from quant_bench import registry; registry.load('quantizers', 'ternary')"],

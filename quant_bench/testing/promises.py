@@ -128,7 +128,7 @@ def _verdict(promise: Promise, found: list[Finding]) -> Verdict:
         others = ", ".join(dict.fromkeys(str(finding.case) for finding in broken[1:]))
         return Verdict(promise, "broken", _seen(broken[0]) + (f" (also on {others})" if others else ""))
     if not found:
-        return Verdict(promise, "not_looked_at", "an earlier promise is not kept")
+        return Verdict(promise, "not_looked_at", "")
     if all(finding.error is not None for finding in found):
         return Verdict(promise, "not_applicable", str(found[0].error))
     refused = [f"refuses {finding.case}: {finding.error}" for finding in found if finding.refused]

@@ -211,7 +211,7 @@ PROMISES = (
     Promise(
         "a model of the layout can be quantized",
         "a LanguageModel, or NotApplicable with the reason",
-        "`quantize` is given a model and a Calibration; use replace_linears or apply_scheme to change its products",
+        "change the products by replace_linears or apply_scheme, and return the model",
         _quantizes,
         opening=True,
     ),
