@@ -11,10 +11,11 @@ import torch
 from transformers import DynamicCache
 
 from quant_bench import registry
-from quant_bench.errors import Blocked, QuantizationError
+from quant_bench.errors import Blocked, QuantizationError, SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.quantization import coverage_of, replace_linears
-from quant_bench.quantizer import Calibration, Quantizer
+from quant_bench.quantization.keyvalue import KeyValueRounding
+from quant_bench.quantizer import Calibration, Quantizer, SchemeQuantizer
 from quant_bench.testing import check_quantizer, tiny_calibration, tiny_ids, tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,23 @@ def test_registered_quantizer_keeps_the_contract(name: str) -> None:
     except Blocked as missing:
         pytest.skip(str(missing))
     assert refused == {}
+
+
+@pytest.mark.parametrize("name", registry.names("quantizers"))
+def test_key_value_bits_are_a_setting_that_works_or_are_refused(name: str) -> None:
+    known = registry.build("quantizers", name)
+    if isinstance(known, SchemeQuantizer):
+        # the contract's promise `kv_bits rounds keys and values` looks at these on every layout
+        assert registry.build("quantizers", f"{name}:w8a8-kv4").kv_bits == 4
+    elif "kv_bits" in registry.settings(known):
+        quantizer = registry.build("quantizers", f"{name}(kv_bits=4)")
+        model = quantizer.quantize(tiny_model("llama"), tiny_calibration(quantizer))
+        for path in model.layout.attentions:
+            assert isinstance(model.module.get_submodule(path).key_value_transform, KeyValueRounding), path
+    else:
+        for text in (f"{name}(kv_bits=4)", f"{name}:w8a8-kv4"):
+            with pytest.raises(SpecError):
+                registry.build("quantizers", text)
 
 
 @pytest.mark.parametrize("text", SCHEMES + SETTINGS)
