@@ -80,7 +80,7 @@ def settings_of(module: nn.Module) -> dict[str, Any]:
     names: set[str] = set(_kinds[type(module).__name__][1])
     if not hasattr(module, "rebuilt"):
         # what is None has no tensor, and must not be taken for the wrapped module
-        names |= {name for name in inspect.signature(type(module)).parameters if getattr(module, name, module) is None}
+        names |= {name for name in _arguments(type(module)) if getattr(module, name, module) is None}
     return {name: getattr(module, name) for name in sorted(names)}
 
 
@@ -97,7 +97,13 @@ def rebuilt(name: str, parts: Parts) -> nn.Module:
     if own is not None:
         return own(parts)
     known = {**parts.children, **parts.tensors, **parts.settings}
-    return kind(**{argument: known.get(argument, parts.before) for argument in inspect.signature(kind).parameters})
+    return kind(**{argument: known.get(argument, parts.before) for argument in _arguments(kind)})
+
+
+def _arguments(kind: type[nn.Module]) -> list[str]:
+    """Names of a constructor's arguments; a class without one of its own has `nn.Module`'s, which has no names."""
+    parameters = inspect.signature(kind).parameters.values()
+    return [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
 def install_hook(module: nn.Module, child: str) -> None:
