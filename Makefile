@@ -38,11 +38,14 @@ $(VENV)/.developed: $(VENV)/.installed pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/quant-bench demo
 
+# processes that share the tests, one thread each: two threads in each of two processes would be slower than one
+JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 test: $(VENV)/.developed lint
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(VENV)/.developed lint
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .
