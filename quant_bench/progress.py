@@ -1,17 +1,21 @@
 """Progress bars on standard error, on a terminal only."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 
 
@@ -53,3 +57,13 @@ class Progressor:
         """A cell is done."""
         self._progress.advance(self._cells)
         self._progress.update(self._inner, visible=False)
+
+
+@contextmanager
+def bytes_bar(description: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar for a download; yields what to call with the number of bytes that came."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    hidden = not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        task = progress.add_task(description, completed=done, total=total)
+        yield lambda count: progress.advance(task, count)

