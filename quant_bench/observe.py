@@ -22,6 +22,7 @@ from torch.nn import functional
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.moments import Channels, Measured, Moments, Values, count_beyond, host, measure
+from quant_bench.numerics.places import Places, Tokens, largest_channels
 from quant_bench.numerics.spread import Incoherence, absolute_medians, max_median_ratio
 
 MEDIAN_STRIDE = 64
@@ -66,6 +67,11 @@ class Point:
         """Whether a quantized matrix product reads it."""
         return self.is_input or self.kind in _NORMS
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is noted where its outliers sit: in the residual stream, and in what a product reads."""
+        return self.feeds_product or self.kind == "layer_output"
+
 
 def points_of(model: LanguageModel) -> tuple[Point, ...]:
     """The tensors to observe, in order of layers."""
@@ -79,7 +85,7 @@ def points_of(model: LanguageModel) -> tuple[Point, ...]:
 
 
 class Statistics:
-    """Running statistics of one tensor; their size depends on its width alone."""
+    """Running statistics of one tensor; their size depends on its width and its longest sequence alone."""
 
     def __init__(self, point: Point) -> None:
         self.point = point
@@ -90,15 +96,16 @@ class Statistics:
         self._sums = dict.fromkeys(_AVERAGED, 0.0)
         self._counts = dict.fromkeys(_AVERAGED, 0)
         self._incoherence = Incoherence()
+        self._places = Places()
         self._channels: Channels | None = None
 
-    def add(self, values: Float[Tensor, "token width"]) -> None:
-        """Take in one sequence.
+    def add(self, values: Float[Tensor, "token width"], tokens: Tokens | None = None) -> None:
+        """Take in one sequence, and which tokens it has where that is known.
 
         Raises:
             QuantizationError: an entry is not finite; the message names the tensor.
         """
-        if self._channels is None and self.point.feeds_product:
+        if self._channels is None and self.point.is_placed:
             self._channels = Channels(values.shape[1])
         # looked at as an array from here on, unless it lies on an accelerator, where torch counts
         seen: Values = host(values) if values.device.type == "cpu" else values
@@ -109,6 +116,8 @@ class Statistics:
             self._add_site(seen, found)
         if self.point.feeds_product:
             self._add_product(seen, found)
+        if self.point.is_placed:
+            self._places.add(found.absmax, tokens)
         self.sequences += 1
         self.tokens += values.shape[0]
         self.latest = found.moments
@@ -163,11 +172,15 @@ class Statistics:
             row[name] = self._sums[name] / self._counts[name] if self._counts[name] else None
         row["pooled_kurtosis"] = self.pooled.kurtosis if self.point.is_site else None
         row.update(self._product_row())
+        if self._channels is not None:
+            row["top_channels"] = _named(largest_channels(self._channels.absmax))
+            row["top_positions"] = _named(self._places.positions)
+            row["top_tokens"] = _named(self._places.tokens)
         return row
 
     def _product_row(self) -> dict[str, float | None]:
         names = ("channel_absmax_ratio", "channel_rms_kurtosis", "incoherence", "incoherence_p999")
-        if self._channels is None:
+        if self._channels is None or not self.point.feeds_product:
             return dict.fromkeys(names)
         absmax, squares = self._channels.absmax, self._channels.squares / self.tokens
         median = float(np.median(absmax))
@@ -178,6 +191,10 @@ class Statistics:
         return dict(zip(names, (ratio, kurtosis, incoherence.mean, incoherence.percentile(0.999)), strict=True))
 
 
+def _named(largest: dict[int, float]) -> dict[str, float]:
+    return {str(name): value for name, value in largest.items()}
+
+
 class Observer:
     """Statistics of every observed tensor while it is entered; the hooks are gone when it is left.
 
@@ -185,8 +202,8 @@ class Observer:
             final_hidden(model, ids)
             kurtosis = observer.latest()["avg_kurtosis"]
 
-    Memory depends on the model alone, not on the number of batches. A batch with padding needs `mask` set before its
-    forward pass: padding is left out of every count.
+    Memory depends on the model and the longest sequence, not on the number of batches. A batch with padding needs
+    `mask` set before its forward pass: padding is left out of every count.
 
     Attributes:
         mask: True at real tokens of the next batches, or None when there is no padding.
@@ -199,6 +216,7 @@ class Observer:
         self.statistics = [Statistics(point) for point in points_of(model)]
         self._handles: list[Any] = []
         self._shape: tuple[int, int] = (1, 1)
+        self._tokens: list[Tokens | None] = [None]
 
     def __enter__(self) -> "Observer":
         body = self.model.body
@@ -231,6 +249,10 @@ class Observer:
         tokens = next((named[name] for name in ("input_ids", "inputs_embeds") if named.get(name) is not None), None)
         tokens = positional[0] if tokens is None else tokens
         self._shape = (tokens.shape[0], tokens.shape[1])
+        self._tokens = [None] * tokens.shape[0]
+        if not tokens.is_floating_point():
+            ids, mask = tokens.cpu(), None if self.mask is None else self.mask.cpu()
+            self._tokens = [Tokens.of((row if mask is None else row[mask[i]]).numpy()) for i, row in enumerate(ids)]
 
     def _input_hook(self, statistics: Statistics) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -248,7 +270,7 @@ class Observer:
         """Take in the real tokens of each sequence; some models flatten batch and sequence inside a layer."""
         batch, length = self._shape
         if batch == 1 and self.mask is None:
-            statistics.add(values.reshape(length, values.shape[-1]))
+            statistics.add(values.reshape(length, values.shape[-1]), self._tokens[0])
             return
         rows = values.reshape(batch, length, values.shape[-1])
         mask = self.mask
@@ -256,4 +278,4 @@ class Observer:
             # a token before the text is no padding
             mask = functional.pad(mask, (length - mask.shape[1], 0), value=True).to(rows.device)
         for index in range(batch):
-            statistics.add(rows[index][... if mask is None else mask[index]])
+            statistics.add(rows[index][... if mask is None else mask[index]], self._tokens[index])

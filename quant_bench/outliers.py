@@ -82,6 +82,9 @@ def summarize(statistics: Sequence[Statistics], model: LanguageModel) -> tuple[l
     - incoherence_weight: √(mn) · max|W| / ‖W‖_F, mean over the matrices of the layers; a quantized matrix counts with
       the weights that its codes stand for. Source of both: Chee et al. 2023, https://arxiv.org/abs/2307.13304.
 
+    Of layer outputs and product inputs the table also says where outliers sit: the channels and the tokens with the
+    largest |x| anywhere, and the positions whose largest |x|, averaged over sequences, is largest.
+
     A score that no tensor defines is left out.
     """
     groups = {
@@ -99,11 +102,14 @@ def summarize(statistics: Sequence[Statistics], model: LanguageModel) -> tuple[l
     weights = _weight_incoherence(model)
     if weights:
         plain.append(Plain(METRICS["incoherence_weight"], sum(weights.values()) / len(weights), len(weights)))
+    tensors = {f"{one.point.kind} {one.point.path}": one.row() for one in statistics}
+    tokens = {token for row in tensors.values() for token in row.get("top_tokens", ())}
     details = {
         "sequences": sequences,
         "tokens": statistics[0].tokens,
         "median_stride": MEDIAN_STRIDE,
-        "tensors": {f"{one.point.kind} {one.point.path}": one.row() for one in statistics},
+        "tensors": tensors,
+        "token_texts": {token: model.tokenizer.decode([int(token)]) for token in sorted(tokens, key=int)},
         "incoherence_weight": weights,
     }
     return plain, details

@@ -1,5 +1,6 @@
 """The observer against statistics computed here, in float64, from hidden tensors that transformers itself returns."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from quant_bench import models
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
 from quant_bench.numerics.moments import Channels, Moments
+from quant_bench.numerics.places import Places
 from quant_bench.numerics.spread import Incoherence
 from quant_bench.observe import MEDIAN_STRIDE, Observer, Point, Statistics, points_of
 from quant_bench.outliers import METRICS, summarize
@@ -102,6 +104,50 @@ def test_sequences_are_averaged_and_channels_run_over_all_of_them() -> None:
             assert row["channel_absmax_ratio"] == pytest.approx(channels.max() / np.median(channels), rel=1e-6)
 
 
+def largest(table: dict[int, list[float]], reduce: Callable[[list[float]], float]) -> dict[str, float]:
+    """The three largest of a table of lists."""
+    values = {name: reduce(found) for name, found in table.items()}
+    return {str(name): values[name] for name in sorted(values, key=lambda name: -values[name])[:3]}
+
+
+def test_places_are_the_channels_positions_and_tokens_that_stand_out() -> None:
+    model = tiny_model("llama")
+    batches = [some_ids(count, seed=count) for count in (90, 30, 60)]
+    gathered = [tensors_of(model, ids) for ids in batches]
+    with Observer(model) as observer:
+        for ids in batches:
+            final_hidden(model, ids)
+    placed = 0
+    for statistics in observer.statistics:
+        row = statistics.row()
+        if statistics.point.kind not in ("layer_output", *(one.kind for one in points_of(model) if one.feeds_product)):
+            assert "top_channels" not in row
+            continue
+        placed += 1
+        tables: tuple[dict[int, list[float]], ...] = ({}, {}, {})
+        for tensors, ids in zip(gathered, batches, strict=True):
+            values = np.abs(tensors[statistics.point.kind, statistics.point.path])
+            for position, token in enumerate(ids[0].tolist()):
+                tables[1].setdefault(position, []).append(values[position].max())
+                tables[2].setdefault(token, []).append(values[position].max())
+            for channel in range(values.shape[1]):
+                tables[0].setdefault(channel, []).append(values[:, channel].max())
+        assert row["top_channels"] == pytest.approx(largest(tables[0], max), rel=1e-5)
+        assert row["top_positions"] == pytest.approx(largest(tables[1], lambda found: float(np.mean(found))), rel=1e-5)
+        assert row["top_tokens"] == pytest.approx(largest(tables[2], max), rel=1e-5)
+    assert placed == 5 * len(model.layout.layers)
+
+
+def test_the_outliers_of_tokens_are_told_with_their_texts() -> None:
+    model = tiny_model("llama")
+    with Observer(model) as observer:
+        final_hidden(model, some_ids(40))
+    details = summarize(observer.statistics, model)[1]
+    tokens = {token for row in details["tensors"].values() for token in row.get("top_tokens", ())}
+    assert tokens
+    assert details["token_texts"] == {token: model.tokenizer.decode([int(token)]) for token in tokens}
+
+
 @pytest.mark.parametrize("arm", ["softmax", "sink_token"])
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])
 def test_padding_counts_nowhere_and_a_batch_equals_its_sequences(family: str, arm: str) -> None:
@@ -123,6 +169,10 @@ def test_padding_counts_nowhere_and_a_batch_equals_its_sequences(family: str, ar
         left, right = one.row(), other.row()
         for name in ("inf_norm", "kurtosis", "token_kurtosis", "channel_absmax_ratio", "incoherence"):
             assert right[name] == (None if left[name] is None else pytest.approx(left[name], rel=1e-4))
+        if "top_tokens" in left:
+            assert right["top_tokens"] == pytest.approx(left["top_tokens"], rel=1e-4)
+            assert bool(left["top_tokens"]) == (arm != "sink_token")
+            assert right["top_positions"] == pytest.approx(left["top_positions"], rel=1e-4)
 
 
 def test_hooks_are_gone_after_use_and_after_an_error() -> None:
@@ -147,7 +197,7 @@ def size_of(value: object) -> int:
         return sum(size_of(part) for part in value.values())
     if isinstance(value, list | tuple):
         return sum(size_of(part) for part in value)
-    if isinstance(value, Statistics | Moments | Point | Channels | Incoherence):
+    if isinstance(value, Statistics | Moments | Point | Channels | Incoherence | Places):
         return size_of(vars(value))
     return 1
 
@@ -157,8 +207,9 @@ def test_memory_does_not_grow_with_the_number_of_batches() -> None:
     sizes = []
     with Observer(model) as observer:
         for step in range(6):
-            final_hidden(model, some_ids(20 + step, seed=step))
-            kept = {name: value for name, value in vars(observer).items() if name != "model"}
+            final_hidden(model, some_ids(25 - step, seed=step))
+            # the ids of the batch at hand are gone with the next one
+            kept = {name: value for name, value in vars(observer).items() if name not in ("model", "_tokens")}
             sizes.append(size_of(kept))
     assert len(set(sizes)) == 1
 
