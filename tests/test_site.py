@@ -30,6 +30,7 @@ from quant_bench.site.figures import Heat
 from quant_bench.site.filled import bits_of, made_board
 from quant_bench.site.pages import leaderboard_data, question_tables
 from quant_bench.site.pareto import frontier, pareto
+from quant_bench.site.places import placed
 from quant_bench.site.write import script_json, script_text
 from quant_bench.statistics import spread_of
 
@@ -360,6 +361,28 @@ def test_layer_maps_show_the_table_of_the_record() -> None:
     assert place.choices == []
 
 
+def test_places_name_channels_positions_and_tokens_largest_first() -> None:
+    tensors = {
+        f"layer_output model.layers.{layer}": {
+            "kind": "layer_output",
+            "layer": layer,
+            "top_channels": {"7": 3.0, "213": 20000.0 + layer},
+            "top_positions": {"0": 5.0},
+            "top_tokens": {"198": 9.0, "4": 1.0},
+        }
+        for layer in (10, 2)
+    }
+    tensors["mlp_norm model.layers.0"] = {"kind": "mlp_norm", "layer": 0, "top_channels": {"1": 1.0}}
+    details = {"tensors": tensors, "token_texts": {"198": "\n"}}
+    without = record("rtn:w4a4", [score(1.0, better="neither")], task="outliers")
+    found = board(record("rtn", [score(1.0, better="neither")], task="outliers", details=details), without)
+    (one,) = placed(found, found.rows)
+    assert [line.layer for line in one.lines] == [2, 10]
+    assert one.lines[0].channels == ("213: 20,002", "7: 3")
+    assert one.lines[0].tokens == ('"\\n": 9', "4: 1")
+    assert one.lines[0].positions == ("0: 5",)
+
+
 def test_attention_and_depth_maps_show_the_tables_of_the_records() -> None:
     layers = [{"layer": 1, "position0_mass_by_head": [0.5]}, {"layer": 0, "position0_mass_by_head": [0.1, 0.9]}]
     # records sort their keys as texts
@@ -385,7 +408,7 @@ ANYTHING = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(["tensors", "kind", "layer", "layers", "inf_norm", "routers", "router", "sources"])
-            | st.just("position0_mass_by_head"),
+            | st.sampled_from(["position0_mass_by_head", "top_channels", "top_tokens"]),
             inner,
             max_size=4,
         )
@@ -395,7 +418,7 @@ ANYTHING = st.recursive(
 
 
 @given(
-    st.dictionaries(st.sampled_from(["tensors", "layers", "routers"]), ANYTHING),
+    st.dictionaries(st.sampled_from(["tensors", "layers", "routers", "token_texts"]), ANYTHING),
     st.sampled_from(["outliers", "attention", "depth"]),
 )
 @settings(max_examples=60, deadline=None)
@@ -404,6 +427,7 @@ def test_no_table_of_a_record_can_stop_the_site(details: dict[str, Any], task: s
     made = [*models.layer_maps(found, found.rows), attention_map(found, "softmax"), depth_map(found, "softmax")]
     for figure in made:
         json.dumps(figure.data(), allow_nan=False)
+    placed(found, found.rows)
 
 
 def test_paired_differences_have_the_intervals_of_the_records_and_name_both() -> None:

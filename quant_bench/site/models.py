@@ -144,13 +144,10 @@ def layer_maps(board: Board, rows: Sequence[Row]) -> list[Figure]:
                     found[name].append(Choice((meaning, *keys), made, "layer", "site"))
     lists = ("statistic", "quantizer", "question")
     size = "Of the activations that each site passes on; the same statistic has one scale of its own in each map."
-    place = (
-        "Ratios say whether a few channels or a few entries of each token carry the size. Records hold no indices of "
-        "channels or positions of tokens."
-    )
+    place = "Ratios say whether a few channels or a few entries of each token carry the size."
     return [
         Figure("size", "Outliers by layer: infinity norm and kurtosis", lists, found["size"], size),
-        Figure("place", "Where outliers sit: by channel and by token", lists, found["place"], place),
+        Figure("place", "Are outliers in few channels, in few tokens?", lists, found["place"], place),
     ]
 
 

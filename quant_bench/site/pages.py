@@ -8,7 +8,7 @@ from quant_bench.cell import BASELINE_ARM
 from quant_bench.report.redundancy import redundancy
 from quant_bench.report.rows import Together, parted
 from quant_bench.report.tables import ARMS, BEATS_FLOAT, LEGEND, SEEDS, UNINFORMATIVE, UNRANKED, legend
-from quant_bench.site import arms, models
+from quant_bench.site import arms, models, places
 from quant_bench.site.board import CAUSES, CHECKS, Board, Column, Number, Row, page_name
 from quant_bench.site.figures import Figure
 from quant_bench.site.pareto import pareto
@@ -117,6 +117,7 @@ def _model(board: Board, name: str, rows: list[Row]) -> dict[str, Any]:
         "quality": [table for table in tables if table not in parity and table not in causes],
         "parity": parity,
         "causes": causes,
+        "places": places.placed(board, rows),
         "coverage": models.coverage(board, rows),
         "megabytes": models.megabytes,
         "figures": {figure.name: figure for figure in figures},
