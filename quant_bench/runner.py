@@ -21,7 +21,7 @@ from quant_bench.data import DataSource
 from quant_bench.environment import PeakMemory
 from quant_bench.errors import Blocked, NotApplicable, QuantBenchError, RecordError
 from quant_bench.lowbit.floats import pack_float_linears_
-from quant_bench.lowbit.memory import release_memory, tune_allocator
+from quant_bench.lowbit.memory import HeapWatch, release_memory, tune_allocator
 from quant_bench.model import LanguageModel
 from quant_bench.models import quantize_with
 from quant_bench.models.recipe import calibration_of as calibration_of_recipe
@@ -81,7 +81,13 @@ class _Run:
     report: Callable[[Outcome], None]
     outcomes: list[Outcome] = field(default_factory=list)
     memory: PeakMemory = field(default_factory=PeakMemory)
+    heap: HeapWatch = field(default_factory=HeapWatch)
     model_memo: dict[Any, Any] = field(default_factory=dict)
+
+    def work(self, description: str, done: int, total: int) -> None:
+        """A task has done a step: show it, and keep the process from growing step by step."""
+        self.progressor.work(description, done, total)
+        self.heap.check()
 
     def finish(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -218,7 +224,7 @@ def _context(run: _Run, planned: PlannedCell, probe: Probe, pass_memo: dict[Any,
         seed=planned.cell.seed,
         model_memo=run.model_memo,
         pass_memo=pass_memo,
-        progress=run.progressor.work,
+        progress=run.work,
     )
 
 

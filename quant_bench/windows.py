@@ -15,7 +15,6 @@ from torch import Tensor
 
 from quant_bench.data import raw_wikitext
 from quant_bench.errors import DataError, SpecError
-from quant_bench.lowbit.memory import release_memory
 from quant_bench.model import LanguageModel
 from quant_bench.observe import Observer
 from quant_bench.probe import ITEMS
@@ -26,8 +25,6 @@ from quant_bench.task import Context
 Convention = Literal["p1", "p2", "p3", "p5"]
 _LONGEST = {"p1": 2048, "p2": 2048, "p3": 512, "p5": 512}
 _STRIDE = 512
-# tokens after which the heap's holes are given back
-_RELEASE_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -239,7 +236,7 @@ def _run(model: LanguageModel, windows: Windows, context: Context, observer: Obs
     argmax: list[Tensor] = []
     sampled: list[Tensor] = []
     owners: list[int] = []
-    count, held = len(windows.spans), 0
+    count = len(windows.spans)
     wanted = -(-ITEMS // count)
     for index, span in enumerate(windows.spans):
         hidden = final_hidden(model, windows.ids(index))[0, span.scored - span.first - 1 : -1]
@@ -256,8 +253,4 @@ def _run(model: LanguageModel, windows: Windows, context: Context, observer: Obs
         sampled.append(hidden[torch.from_numpy(keep).to(hidden.device)].cpu())
         owners += [index] * len(keep)
         context.progress(windows.label, index + 1, count)
-        held += span.last - span.first
-        if held >= _RELEASE_TOKENS:
-            release_memory()
-            held = 0
     return WindowPass(windows, pd.DataFrame(rows), log_probs, argmax, torch.cat(sampled), owners, observer)

@@ -13,15 +13,12 @@ from torch import Tensor
 from quant_bench.diagnostics.sequences import Sequences
 from quant_bench.diagnostics.watch import AttentionWatch, Reading
 from quant_bench.errors import SpecError
-from quant_bench.lowbit.memory import release_memory
 from quant_bench.model import LanguageModel
 from quant_bench.score import Metric
 from quant_bench.task import Context, Evaluation
 
 Pooling = Literal["all", "sequence"]
 Typical = Literal["median", "mean"]
-# sequences between which the heap's holes are given back
-_RELEASE_EVERY = 16
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,6 @@ def attention(model: LanguageModel, context: Context, sequences: Sequences, sett
             # sequences of one length without padding: the same for each
             uniform = [reading.uniform for reading in readings]
             context.progress(sequences.label, index + 1, len(sequences.ids))
-            if index % _RELEASE_EVERY == _RELEASE_EVERY - 1:
-                release_memory()
     other: Pooling = "sequence" if settings.pooling == "all" else "all"
     for layer in range(len(model.layout.layers)):
         loud, mass = norms.of(layer), received.of(layer)

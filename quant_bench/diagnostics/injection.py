@@ -16,7 +16,6 @@ from quant_bench.diagnostics.junk import Directions, Junk, donor_directions, fix
 from quant_bench.diagnostics.reads import Reads, ReadSite, read_sites, sizes
 from quant_bench.diagnostics.sequences import Sequences
 from quant_bench.errors import NotApplicable, SpecError
-from quant_bench.lowbit.memory import release_memory
 from quant_bench.model import LanguageModel
 from quant_bench.score import Metric
 from quant_bench.scoring import final_hidden, target_log_probs
@@ -128,7 +127,6 @@ def injection(
                 row[damage_metric(dose).name] = loss(model, sequences.ids[item], junk, dose) - clean.nll[item]
             rows.append(row)
             context.progress(f"{settings.junk} {settings.cutoff}", len(rows), count)
-        release_memory()
     return _evaluation(pd.DataFrame(rows), sequences, [rules[site.layer] for site in hit], hit, doses)
 
 
