@@ -7,24 +7,37 @@ import pytest
 
 PROGRAM = """
 import torch
-from quant_bench.lowbit.memory import release_memory, tune_allocator
+from quant_bench.lowbit.memory import HeapWatch, release_memory, tune_allocator
 
 def resident():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 tune_allocator()
-tensors = [torch.ones(1 << 20) for _ in range(128)]
+watch = HeapWatch()
+tensors = [torch.ones(1 << 20) for _ in range(MANY)]
 kept = tensors[-1]
 del tensors
 held = resident()
-release_memory()
+GIVE_BACK
 print(held - resident())
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is Linux's")
 def test_released_memory_leaves_the_process_under_the_tuned_allocator() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     # 127 tensors of 4 MiB lie free below the one that is kept
-    assert int(done.stdout) > 400_000
+    assert _released("release_memory()", 128) > 400_000
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is Linux's")
+def test_a_heap_that_has_grown_by_half_a_gigabyte_is_given_back_and_a_smaller_one_kept() -> None:
+    assert _released("watch.check()", 192) > 600_000
+    assert _released("watch.check()", 64) < 50_000
+
+
+def _released(give_back: str, many: int) -> int:
+    """KiB that leave a process which has freed that many tensors of 4 MiB but one."""
+    program = PROGRAM.replace("GIVE_BACK", give_back).replace("MANY", str(many))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return int(done.stdout)

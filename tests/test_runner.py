@@ -461,3 +461,13 @@ def test_a_killed_run_continues_to_the_same_table(options: RunOptions, model_fol
         process.wait()
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert texts(options.results) == texts(whole.results)
+
+
+def test_free_memory_is_looked_after_at_every_step_of_a_task(
+    options: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = []
+    monkeypatch.setattr("quant_bench.runner.HeapWatch.check", lambda watch: checks.append(watch))
+    run_cells(replace(options, quantizers=("none",), tasks=TASKS[:1]))
+    assert len(checks) == 3
+    assert len(set(map(id, checks))) == 1

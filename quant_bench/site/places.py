@@ -57,13 +57,13 @@ def _lines(record: Record) -> tuple[Place, ...]:
             continue
         channels, positions, tokens = (_largest(row.get(f"top_{what}")) for what in ("channels", "positions", "tokens"))
         if channels:
-            named_tokens = tuple(
-                f"{json.dumps(str(texts[name]), ensure_ascii=False) if name in texts else name}: {size}"
-                for name, size in tokens
-            )
-            told = (tuple(f"{name}: {size}" for name, size in found) for found in (channels, positions))
-            lines.append(Place(row["layer"], row["kind"], *told, named_tokens))
+            tokens_named = [(json.dumps(str(texts[name])) if name in texts else name, size) for name, size in tokens]
+            lines.append(Place(row["layer"], row["kind"], _told(channels), _told(positions), _told(tokens_named)))
     return tuple(sorted(lines, key=lambda line: (SITES.index(line.site), line.layer)))
+
+
+def _told(found: list[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(f"{name}: {size}" for name, size in found)
 
 
 def _largest(found: Any) -> list[tuple[str, str]]:
