@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # an idle OpenMP thread that spins takes the core from the process beside it
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-all lint bench results results-arms results-depth clean help
+.PHONY: demo test test-all lint bench results results-recipes results-arms results-depth clean help
 
 help:
 	@echo "make demo      set up, run SmolLM2-135M in float, W8A8 and W4A4, show the leaderboard (minutes)"
@@ -16,7 +16,8 @@ help:
 	@echo "make test-all  the same with the slow tests"
 	@echo "make bench     speed ratios, measured side by side on this machine"
 	@echo "make results   the committed records and leaderboard (hours; continues where it was stopped)"
-	@echo "make results-arms  the same for arms that are trained here; make results-depth for attention residuals"
+	@echo "make results-recipes, results-arms, results-depth  the same for other recipes than rounding to nearest, for arms"
+	@echo "               that are trained here, and for attention residuals"
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -66,6 +67,20 @@ results: $(VENV)/.installed
 	$(BIN)/quant-bench run $(MODEL) $(FAST:%=--quantizer %) --task 'lambada(limit=1500)' --task hellaswag \
 	  --task 'gsm8k(limit=50)' --task 'wikitext2(convention=p4)'
 	$(BIN)/quant-bench run $(MODEL) $(OTHER:%=--quantizer %) --task wikitext2 --task outliers --task 'parity(limit=1)'
+	$(BIN)/quant-bench report
+
+# other recipes, on fewer items (rounded to nearest and float again on these), each in its faster execution
+INTEGER := w8a8-integer w8a8-static-integer w4a8-integer w4a4-integer w4a4g128-integer
+WEIGHTS := w4a16 w3a16
+FEW := --task 'wikitext2(limit=40)' --task 'outliers(limit=40)' --task 'lambada(limit=500)' --task 'hellaswag(limit=250)'
+RECIPES := none $(INTEGER) $(WEIGHTS) w6a6-integer w2a16 $(INTEGER:%=smoothquant:%) $(INTEGER:%=quarot:%) \
+  $(WEIGHTS:%=quarot:%) $(foreach recipe,gptq awq,$(patsubst %,$(recipe):%,$(filter-out %static-integer,$(INTEGER)) $(WEIGHTS))) \
+  $(foreach scheme,w4a8 w4a4 w4a4g128,quarot:$(scheme)-integer(weights=gptq)) \
+  $(foreach scheme,w4a8-integer w4a4-integer w4a4g128-integer $(WEIGHTS),omniquant:$(scheme)(epochs=5)) \
+  llm_int8:w8a8-integer $(WEIGHTS:%=hqq:%) hqq:w4a8-integer fp8 mxfp4 nvfp4 mxfp4a16 nvfp4a16 mixed quanto
+results-recipes: $(VENV)/.installed
+	$(BIN)/quant-bench run $(MODEL) $(RECIPES:%=--quantizer '%') $(FEW)
+	$(BIN)/quant-bench run $(MODEL) --quantizer none --task sensitivity
 	$(BIN)/quant-bench report
 
 # arms, trained here: hours again; each run trains what is not in the cache
