@@ -6,11 +6,12 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 CACHE_VARIABLE = "QUANT_BENCH_CACHE"
 _DAY = 86_400.0
@@ -41,8 +42,7 @@ def file_made_whole(target: Path) -> Iterator[Path]:
     A killed process leaves a file whose name starts with a dot and that nobody reads.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    sweep(target.parent, f".{target.name}.")
-    work = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    work = _beside(target)
     try:
         yield work
         work.replace(target)
@@ -50,9 +50,16 @@ def file_made_whole(target: Path) -> Iterator[Path]:
         work.unlink(missing_ok=True)
 
 
-def sweep(parent: Path, prefix: str) -> None:
-    """Delete what killed processes left: files and folders whose name starts with `prefix`, unchanged for a day."""
-    for left in parent.glob(f"{glob.escape(prefix)}*"):
+def _beside(target: Path) -> Path:
+    """A new name beside `target`, for what will take its place; what killed processes left there is swept."""
+    # the ending makes it ours: a user's `.env.local` lies beside a model that is saved as `env`
+    sweep(target.parent, f".{glob.escape(target.name)}.{'[0-9a-f]' * 8}.part")
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+
+
+def sweep(parent: Path, pattern: str) -> None:
+    """Delete what killed processes left: files and folders of these names, unchanged for a day."""
+    for left in parent.glob(pattern):
         try:
             if time.time() - left.stat().st_mtime <= _DAY:
                 continue
@@ -66,25 +73,47 @@ def sweep(parent: Path, prefix: str) -> None:
 
 
 @contextmanager
-def folder_made_whole(target: Path) -> Iterator[Path]:
+def folder_made_whole(target: Path, *, only: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends without error.
 
     Two processes may do this at once: the first to finish wins, the other throws its copy away. A killed one leaves a
     folder whose name starts with a dot and that nobody reads.
+
+    Args:
+        target: may be there as an empty folder, or a link to one.
+        only: what the other process made is not the same, so losing to it is an error.
+
+    Raises:
+        OSError: the folder cannot be put in its place.
     """
+    target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    sweep(target.parent, f".{target.name}.")
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    work = _beside(target)
+    work.mkdir()
     try:
         yield work
         try:
             work.rename(target)
         except OSError:
             # not empty: another process was faster; anything else is a real error
-            if not target.is_dir():
+            if only or not target.is_dir() or not any(target.iterdir()):
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def tensor_files(folder: Path) -> Iterator[None]:
+    """What goes wrong with safetensors files that the block writes into a folder is an error of the file system.
+
+    They become as readable as the folder; safetensors lets only their owner read them.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"{folder}: {error}") from error
+    for file in folder.glob("*.safetensors"):
+        file.chmod(folder.stat().st_mode & 0o666)
 
 
 def file_sha256(path: Path, cache: Path | None = None) -> str:

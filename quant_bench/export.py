@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quant_bench.cache import folder_made_whole
+from quant_bench.cache import folder_made_whole, tensor_files
 from quant_bench.errors import ModelError, NotApplicable
 from quant_bench.lowbit.codes import WeightCodes
 from quant_bench.lowbit.linear import QuantLinear
@@ -39,6 +39,7 @@ def save_compressed(model: LanguageModel, folder: Path | str) -> None:
     Raises:
         NotApplicable: the format, or its readers, know nothing of what the recipe did.
         ModelError: the model is not quantized, its recipe is unknown, or the folder is not empty.
+        OSError: the folder cannot be written.
     """
     target = require_free(Path(folder))
     layers = _layers(model)
@@ -60,7 +61,7 @@ def save_compressed(model: LanguageModel, folder: Path | str) -> None:
         if layer.bias is not None:
             own["bias"] = layer.bias.to(dtype)
         tensors |= {f"{path}.{name}": tensor.to("cpu").contiguous() for name, tensor in own.items()}
-    with folder_made_whole(target) as work:
+    with folder_made_whole(target, only=True) as work, tensor_files(work):
         write_settings(model, work)
         _write_config(model, config, work / "config.json")
         save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})

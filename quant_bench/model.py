@@ -90,7 +90,8 @@ class Coverage:
         mac_share: share of the multiply-accumulates of one token's forward pass (attention products at the model's
             full context not counted) that run on quantized operands, from 0 to 1.
         notes: further statements (`attention products are simulated: …`).
-        weight_bytes: storage of the quantized matrices: codes (two a byte at 4 bits and below), scales, zero points.
+        weight_bytes: storage of the quantized matrices: codes (two a byte at 4 bits and below), scales, zero points,
+            and float weights that are kept beside them.
         float_bytes: the same matrices in float32.
     """
 

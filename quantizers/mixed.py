@@ -6,6 +6,7 @@ from quant_bench.errors import SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.quantization import apply_scheme
 from quant_bench.quantization.mixed import MixedRule, apply_mixed
+from quant_bench.quantization.sensitivity import widths_of
 from quant_bench.quantizer import Calibration, SchemeQuantizer
 
 
@@ -17,7 +18,7 @@ class Mixed(SchemeQuantizer):
 
     Attributes:
         budget: a fractional budget, between `weight_bits` and `weight_bits` + 1; None: `weight_bits`.
-        choices: the bits that a matrix may get, a digit each.
+        choices: the bits that a matrix may get, a digit each, rising.
         sequences: calibration sequences that sensitivity is measured on.
         tokens: tokens of each.
 
@@ -33,8 +34,8 @@ class Mixed(SchemeQuantizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         widths = self.rule.choices
-        if not all(2 <= bits <= 8 for bits in widths) or min(self.sequences, self.tokens) < 1:
-            raise SpecError("choices are digits from 2 to 8, sequences and tokens at least 1; such as choices=2348")
+        if min(self.sequences, self.tokens) < 1:
+            raise SpecError("sequences and tokens must be at least 1")
         if self.budget is not None and not self.weight_bits < self.budget < self.weight_bits + 1:
             whole = int(self.budget)
             raise SpecError(f"budget={self.budget:g} goes with weight_bits={whole}: mixed:w{whole}a16(budget=…)")
@@ -43,8 +44,8 @@ class Mixed(SchemeQuantizer):
 
     @property
     def rule(self) -> MixedRule:
-        widths = tuple(sorted({int(digit) for digit in str(abs(self.choices))}))
-        return MixedRule(self.budget or float(self.weight_bits), widths, self.sequences, self.tokens)
+        budget = self.budget or float(self.weight_bits)
+        return MixedRule(budget, widths_of(self.choices), self.sequences, self.tokens)
 
     @property
     def calibration_sequences(self) -> int:

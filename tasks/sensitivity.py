@@ -7,6 +7,7 @@ from quant_bench.diagnostics.sensitivity import Widths, sensitivity
 from quant_bench.diagnostics.sequences import of_text
 from quant_bench.model import LanguageModel
 from quant_bench.perplexity import TextWindows
+from quant_bench.quantization.sensitivity import widths_of
 from quant_bench.task import Context, Evaluation, Task
 
 
@@ -19,7 +20,7 @@ class Sensitivity(Task):
 
     Attributes:
         limit: windows of the text.
-        bits: widths to try, a digit each.
+        bits: widths to try, a digit each, rising.
         weight_granularity: one scale for a matrix, each output channel, or each `group_size` inputs of one.
         group_size: of granularity `group`.
         text: which text; the windows are those of convention P1.
@@ -33,9 +34,14 @@ class Sensitivity(Task):
     text: Literal["wikitext2", "python_docs", "wiki40b", "held_out"] = "wikitext2"
     seq_length: int = 64
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.widths()
+
+    def widths(self) -> Widths:
+        return Widths(widths_of(self.bits), self.weight_granularity, self.group_size)
+
     def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:
-        bits = tuple(sorted({int(digit) for digit in str(abs(self.bits))}))
-        widths = Widths(bits, self.weight_granularity, self.group_size)
         length = min(self.seq_length, model.max_length)
         sequences = of_text(model, context, TextWindows.p1(self.text, length, self.limit))
-        return sensitivity(model, context, sequences, widths)
+        return sensitivity(model, context, sequences, self.widths())

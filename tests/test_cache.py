@@ -30,14 +30,63 @@ def test_a_folder_whose_maker_fails_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_maker_left_is_deleted_after_a_day_and_not_before(tmp_path: Path) -> None:
-    old, new, other = tmp_path / ".made.old", tmp_path / ".made.new", tmp_path / ".else.old"
+    old, new, other = (
+        tmp_path / name for name in (".made.0a1b2c3d.part", ".made.0a1b2c3e.part", ".else.0a1b2c3d.part")
+    )
     for folder in (old, new, other):
         folder.mkdir()
     for folder in (old, other):
         os.utime(folder, (0, 0))
     with folder_made_whole(tmp_path / "made"):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".else.old", ".made.new", "made"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, new.name, "made"]
+
+
+def test_hidden_files_of_the_user_stay(tmp_path: Path) -> None:
+    kept = [tmp_path / name for name in (".env.local", ".env.20240101", ".env.0a1b2c3d")]
+    for file in kept:
+        file.write_text("mine")
+        os.utime(file, (0, 0))
+    with folder_made_whole(tmp_path / "env"):
+        pass
+    write_atomically(tmp_path / "env" / "x", b"")
+    assert all(file.exists() for file in kept)
+
+
+def test_a_folder_is_as_readable_as_others_are(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    with folder_made_whole(tmp_path / "made"):
+        pass
+    assert (tmp_path / "made").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_link_to_an_empty_folder_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with folder_made_whole(tmp_path / "link") as work:
+        (work / "file").touch()
+    assert (tmp_path / "disk" / "file").exists()
+
+
+def test_a_folder_that_cannot_take_its_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_arguments: object) -> None:
+        raise OSError("device or resource busy")
+
+    (tmp_path / "made").mkdir()
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(OSError, match="busy"), folder_made_whole(tmp_path / "made"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_who_must_not_lose_to_another_maker_is_told(tmp_path: Path) -> None:
+    def make() -> None:
+        with folder_made_whole(tmp_path / "made", only=True), folder_made_whole(tmp_path / "made", only=True) as fast:
+            (fast / "who").write_text("fast")
+
+    with pytest.raises(OSError, match="made"):
+        make()
+    assert (tmp_path / "made" / "who").read_text() == "fast"
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +141,10 @@ def test_cache_folder_is_the_given_the_named_or_the_user_s(tmp_path: Path, monke
 
 def test_what_killed_writers_left_is_swept_after_a_day(tmp_path: Path) -> None:
     target = tmp_path / "record[1].json"
-    old, young, other = (tmp_path / f".{name}" for name in ("record[1].json.aa", "record[1].json.bb", "x.json.cc"))
+    old, young, other = (
+        tmp_path / f".{name}"
+        for name in ("record[1].json.0000aaaa.part", "record[1].json.0000bbbb.part", "x.json.0000cccc.part")
+    )
     for left in (old, young, other):
         left.write_text("half")
     for left in (old, other):

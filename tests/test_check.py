@@ -127,6 +127,13 @@ def test_a_refused_layout_is_named_with_its_reason(tmp_path: Path) -> None:
     assert call(file, "--layout", "gpt2").exit_code == 1
 
 
+def test_an_execution_that_is_only_said_is_seen(tmp_path: Path) -> None:
+    before = "asked, self = self.execution, __import__('dataclasses').replace(self, execution='simulated')"
+    result = call(written(tmp_path, "says_one", before, "model.execution = asked"), "--layout", "llama")
+    assert result.exit_code == 1
+    assert "asked for integer, model.layers.0.self_attn.q_proj runs simulated" in result.output
+
+
 def test_a_file_that_is_no_plugin_says_what_one_is(tmp_path: Path) -> None:
     file = written(tmp_path, "no_plugin")
     file.write_text(file.read_text(encoding="utf-8").replace("@dataclass(frozen=True)", ""), encoding="utf-8")

@@ -53,6 +53,14 @@ def test_outliers_depend_on_other_tokens_and_the_model_says_so() -> None:
     assert any("at least 6" in note for note in quantized.coverage.notes)
 
 
+def test_storage_counts_the_float_weights_that_are_kept() -> None:
+    quantized = int8(6.0)
+    tensors = quantized.module.get_submodule("model.layers").state_dict()
+    kept = [tensor for name, tensor in tensors.items() if name.endswith(("float_weight", ".codes", ".scale"))]
+    assert quantized.coverage.weight_bytes == sum(tensor.nbytes for tensor in kept)
+    assert quantized.coverage.weight_bytes > quantized.coverage.float_bytes
+
+
 @pytest.mark.parametrize("text", ["llm_int8(threshold=1.0)", "llm_int8:w4a4g16(threshold=2.0)"])
 def test_llm_int8_keeps_the_contract(text: str) -> None:
     check_quantizer(registry.build("quantizers", text), families=("llama", "gpt2"))

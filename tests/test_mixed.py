@@ -69,6 +69,13 @@ def test_allocation_of_a_language_model_is_quick_and_full():
     assert 4.49 < taken / sum(sizes) <= 4.5
 
 
+@pytest.mark.parametrize("hundredths", range(200, 800))
+def test_a_budget_is_the_decimal_number_that_was_written(hundredths):
+    rule = mixed.MixedRule(hundredths / 100, (2, 8), 1, 1)
+    for weights in (51_200, 102_400, 106_954_752):
+        assert rule.capacity(weights) == hundredths * weights // 100
+
+
 def test_a_budget_below_all_choices_is_refused():
     with pytest.raises(ValueError, match="fewest bits"):
         allocate([10], [{3: 1.0, 4: 0.5}], 29)
@@ -257,6 +264,9 @@ def test_a_second_budget_of_one_model_measures_nothing_again(monkeypatch):
         "mixed(budget=4.5)",
         "mixed:w3a16(choices=48)",
         "mixed(choices=19)",
+        "mixed(choices=-2348)",
+        "mixed(choices=8432)",
+        "mixed(choices=23348)",
         "mixed(tokens=0)",
     ],
 )
@@ -303,7 +313,7 @@ def test_task_keeps_the_contract():
     assert found.convention == "python_docs P1 seq=16 prefix=none weights=g128"
 
 
-@pytest.mark.parametrize("setting", ["bits=9", "bits=14", "group_size=0"])
-def test_task_refuses_settings_that_mean_nothing(setting):
+@pytest.mark.parametrize("setting", ["bits=9", "bits=14", "bits=-4", "bits=42", "bits=44", "group_size=0"])
+def test_task_refuses_settings_that_mean_nothing_before_it_runs(setting):
     with pytest.raises(SpecError):
-        check_task(registry.build("tasks", f"sensitivity(limit=1,seq_length=16,text=python_docs,{setting})"))
+        registry.build("tasks", f"sensitivity({setting})")

@@ -62,7 +62,5 @@ def quantize(
     save = models.save if how == "quant-bench" else save_compressed
     save(made, out)
     coverage = made.coverage
-    sizes = (
-        f"{coverage.weight_bytes / 1e6:.1f} MB of codes and scales for {coverage.float_bytes / 1e6:.1f} MB of float32"
-    )
+    sizes = f"{coverage.weight_bytes / 1e6:.1f} MB in place of {coverage.float_bytes / 1e6:.1f} MB of float32"
     click.echo(visible(f"saved {out}: {made.recipe.quantizer if made.recipe else quantizer}, {sizes}"))

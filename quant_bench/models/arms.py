@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -89,9 +90,12 @@ def load_weights(module: nn.Module, files: list[Path], name: str) -> None:
     """Fill a model that has its arm from safetensors files; nothing may be missing, left over or of another shape.
 
     Raises:
-        ModelError: weights and model do not fit.
+        ModelError: a file is damaged, or weights and model do not fit.
     """
-    state = {key: value for file in files for key, value in load_file(file).items()}
+    try:
+        state = {key: value for file in files for key, value in load_file(file).items()}
+    except SafetensorError as error:
+        raise ModelError(f"{name!r} cannot be loaded: {error}") from error
     own = module.state_dict()
     # a tied head is stored once
     stored = {own[key].data_ptr() for key in state if key in own}

@@ -8,7 +8,7 @@ from quant_bench.models.manifest import MANIFEST, WEIGHTS, is_saved
 
 _WANTED = [
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*.py"),
-    *(MANIFEST, WEIGHTS),
+    *(MANIFEST, WEIGHTS, "additional_chat_templates/*"),
 ]
 
 

@@ -18,7 +18,7 @@ from quant_bench.model import LanguageModel
 from quant_bench.models import arms, folders
 from quant_bench.models.layouts import layout_of
 from quant_bench.models.quiet import quiet
-from quant_bench.models.rebuilding import fill
+from quant_bench.models.rebuilding import described_here, fill
 from quant_bench.models.sources import LoadOptions, Source, find
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,6 +64,8 @@ def load_model(name: str, options: LoadOptions | None = None) -> LanguageModel:
     elif arm is not None:
         arms.load_weights(model.module, folders.weight_files(source.folder), name)
     model.module.to(device)
+    if source.manifest is not None:
+        model.coverage = described_here(model, source.manifest)
     return model
 
 

@@ -1,8 +1,9 @@
 """From a folder with a quantized model back to the model: modules from the manifest, tensors from safetensors."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from quant_bench import rebuild, registry
 from quant_bench.errors import ModelError, QuantBenchError, UnknownPlugin
-from quant_bench.model import Coverage, LanguageModel, Layout, LinearSite, Site
+from quant_bench.model import Coverage, LanguageModel, Layout
 from quant_bench.models.arms import arm_of
-from quant_bench.models.manifest import WEIGHTS, Manifest
+from quant_bench.models.manifest import MODEL_FIELDS, WEIGHTS, Manifest, typed
 from quant_bench.spec import Spec
 
 
@@ -37,10 +38,10 @@ def fill(model: LanguageModel, manifest: Manifest, folder: Path) -> LanguageMode
         tensors |= {name: tensors[stored] for name, stored in manifest.aliases.items()}
         made = _rebuild(model.module, manifest, tensors)
         _load(model.module, tensors, manifest, made)
-        said = manifest.model
-        model.layout = _layout(said["layout"], model.module)
-        model.coverage = Coverage(**{**said["coverage"], "notes": tuple(said["coverage"]["notes"])})
-        model.token_independent, model.execution = said["token_independent"], said["execution"]
+        types = get_type_hints(LanguageModel)
+        for name in MODEL_FIELDS:
+            setattr(model, name, typed(types[name], manifest.model[name]))
+        _require_paths(model.layout, model.module)
     except (
         QuantBenchError,
         LookupError,
@@ -115,13 +116,19 @@ def _load(module: nn.Module, tensors: dict[str, Tensor], manifest: Manifest, mad
             raise ModelError(f"{name} and {stored} should be one tensor")
 
 
-def _layout(said: dict[str, Any], module: nn.Module) -> Layout:
-    """The layout of the quantized model, each path of which exists."""
-    linears = tuple(LinearSite(**site) for site in said["linears"])
-    sites = tuple(Site(**site) for site in said["sites"])
-    lists = {name: tuple(said[name]) for name in ("layers", "attentions", "embeddings")}
-    layout = Layout(**{**said, **lists, "linears": linears, "sites": sites})
+def _require_paths(layout: Layout, module: nn.Module) -> None:
+    """Each path of a layout exists."""
     paths = [layout.body, layout.head, *layout.layers, *layout.attentions, *layout.embeddings]
-    for path in (*paths, *(site.path for site in linears), *(site.path for site in sites)):
+    for path in (*paths, *(site.path for site in layout.linears), *(site.path for site in layout.sites)):
         module.get_submodule(path)
-    return layout
+
+
+def described_here(model: LanguageModel, manifest: Manifest) -> Coverage:
+    """The saved account of a model's products, by the names of the kernels that multiply them on this machine."""
+    quantized = dict(model.coverage.quantized)
+    for path, entry in manifest.modules.items():
+        if path in quantized and "described" in entry:
+            module: Any = model.module.get_submodule(path)
+            # a recipe may have added something behind
+            quantized[path] = quantized[path].replace(entry["described"], module.describe())
+    return replace(model.coverage, quantized=quantized)

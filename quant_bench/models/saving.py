@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import quant_bench
 from quant_bench import registry
-from quant_bench.cache import file_sha256, folder_made_whole
+from quant_bench.cache import file_sha256, folder_made_whole, tensor_files
 from quant_bench.errors import ModelError, NotApplicable
 from quant_bench.model import LanguageModel
 from quant_bench.models import arms
 from quant_bench.models.loading import untrained
-from quant_bench.models.manifest import FORMAT, MANIFEST, MODEL_FIELDS, WEIGHTS, Manifest
+from quant_bench.models.manifest import FORMAT, MANIFEST, MODEL_FIELDS, WEIGHTS, Manifest, files_in
 from quant_bench.models.quiet import quiet
 from quant_bench.rebuild import install_hook, is_rebuildable, settings_of
 
@@ -34,6 +34,7 @@ def save(model: LanguageModel, folder: Path | str) -> None:
 
     Raises:
         ModelError: the folder is not empty, the recipe is unknown, or a module of the model cannot be made again.
+        OSError: the folder cannot be written.
         NotApplicable: the model is executed by a foreign engine, which has a format of its own.
     """
     if model.execution == "foreign":
@@ -50,8 +51,10 @@ def require_free(folder: Path) -> Path:
     """The folder, if something can be saved there.
 
     Raises:
-        ModelError: there is a file, or a folder with something in it.
+        ModelError: there is a file, or a folder with something in it, or one that nothing can take the place of.
     """
+    if folder.is_mount():
+        raise ModelError(f"{str(folder)!r} is a mount point: save to a new folder in it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{str(folder)!r} is there already: save to a new folder")
     return folder
@@ -69,7 +72,7 @@ def write_settings(model: LanguageModel, folder: Path) -> None:
 
 def _save_float(model: LanguageModel, folder: Path) -> None:
     module: Any = model.module
-    with quiet():
+    with quiet(), tensor_files(folder):
         # names as the modules have them: those of older checkpoint formats are not what `load_weights` looks for
         module.save_pretrained(folder, save_original_format=False)
     if model.tokenizer is not None:
@@ -80,15 +83,16 @@ def _save_quantized(model: LanguageModel, folder: Path) -> None:
     assert model.recipe is not None
     _require_rebuildable(model)
     modules = {
-        path: {"class": type(module).__name__, "settings": settings_of(module)}
+        path: {"class": type(module).__name__, "settings": settings_of(module), **_described(module)}
         for path, module in model.module.named_modules()
         if is_rebuildable(module)
     }
     tensors, aliases = tensors_once(model.module)
     arm = arms.arm_of(model)
-    with folder_made_whole(folder) as work:
+    with folder_made_whole(folder, only=True) as work:
         write_settings(model, work)
-        save_file(tensors, work / WEIGHTS)
+        with tensor_files(work):
+            save_file(tensors, work / WEIGHTS)
         manifest = Manifest(
             format=FORMAT,
             quant_bench=quant_bench.__version__,
@@ -99,11 +103,15 @@ def _save_quantized(model: LanguageModel, folder: Path) -> None:
             model={name: _plain(getattr(model, name)) for name in MODEL_FIELDS},
             modules=modules,
             aliases=aliases,
-            files={file.name: file_sha256(file) for file in sorted(work.iterdir())},
+            files={name: file_sha256(work / name) for name in files_in(work)},
         )
         (work / MANIFEST).write_text(manifest.text(), encoding="utf8")
-    if (folder / MANIFEST).read_text(encoding="utf8") != manifest.text():
-        raise ModelError(f"{str(folder)!r}: another process saved another model there at the same time")
+
+
+def _described(module: nn.Module) -> dict[str, str]:
+    """What a product says of itself here; another machine may have another kernel."""
+    describe: Any = getattr(module, "describe", None)
+    return {} if describe is None else {"described": describe()}
 
 
 def _plain(value: Any) -> Any:

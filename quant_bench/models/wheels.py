@@ -81,7 +81,7 @@ def _fetch(package: str, version: str, downloads: Path, sha256: str | None) -> P
 def _download(requirement: str, downloads: Path, sha256: str | None) -> Path:
     """Fetch into a folder of its own and move the checked file, so that a killed download leaves no half wheel."""
     downloads.mkdir(parents=True, exist_ok=True)
-    sweep(downloads, ".pip.")
+    sweep(downloads, ".pip.*")
     with tempfile.TemporaryDirectory(prefix=".pip.", dir=downloads) as work:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", work]
         # pip draws its progress bar on a terminal only

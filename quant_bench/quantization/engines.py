@@ -38,8 +38,8 @@ def quanto_linears(
     Args:
         model: given away.
         batches: token ids for the static ranges of inputs; read only where activations are quantized.
-        weights: one scale for each output channel; at 4 and 2 bits for each group of 128 columns, or of 96, 64 or 32
-            where those divide the columns and 128 does not.
+        weights: one scale for each output channel; at 4 and 2 bits more than 128 columns have one for each group of
+            128, or of 96, 64 or 32 where those divide the columns and 128 does not.
         activations: of inputs, one static scale a tensor; `none` leaves them in float.
 
     Raises:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quant_bench.cache import tensor_files
 from quant_bench.errors import QuantizationError
 from quant_bench.model import LanguageModel
 from quant_bench.quantizer import Calibration
@@ -97,7 +98,8 @@ class LayerStream:
         if self._folder is None:
             return state
         file = Path(self._folder.name) / f"{batch}.safetensors"
-        save_file({"state": state.contiguous()}, file)
+        with tensor_files(file.parent):
+            save_file({"state": state.contiguous()}, file)
         return file
 
     @property

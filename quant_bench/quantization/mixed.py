@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 from jaxtyping import Int
@@ -38,6 +39,11 @@ class MixedRule:
     sequences: int
     tokens: int
 
+    def capacity(self, weights: int) -> int:
+        """Bits that so many weights may take together."""
+        # a budget of 2.01 means 201/100, which no float is
+        return int(Fraction(str(self.budget)) * weights)
+
 
 def apply_mixed(
     model: LanguageModel, scheme: SchemeQuantizer, calibration: Calibration, rule: MixedRule
@@ -57,7 +63,7 @@ def apply_mixed(
         QuantizationError: there are no calibration batches, or a value is not finite.
     """
     sizes = {site.path: weight_of(model.module.get_submodule(site.path)).numel() for site in model.layout.linears}
-    capacity = int(rule.budget * sum(sizes.values()))
+    capacity = rule.capacity(sum(sizes.values()))
     means: Means = {}
     how: tuple[str, ...] = ()
     if max(rule.choices) <= rule.budget:

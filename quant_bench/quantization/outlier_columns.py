@@ -73,5 +73,7 @@ def keep_outliers(model: LanguageModel, weights: dict[str, Tensor], threshold: f
     model.layout = replace(model.layout, linears=tuple(sites))
     model.token_independent = False
     note = f"columns with an entry of at least {threshold:g} run in float on float weights, kept beside the codes"
-    model.coverage = coverage_of(model, (*model.coverage.notes, note))
+    coverage = coverage_of(model, (*model.coverage.notes, note))
+    # any column may become an outlier, so all float weights are part of what the model stores
+    model.coverage = replace(coverage, weight_bytes=coverage.weight_bytes + coverage.float_bytes)
     return model

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int
 from torch import Tensor, nn
 
-from quant_bench.errors import QuantizationError
+from quant_bench.errors import QuantizationError, SpecError
 from quant_bench.lowbit.codes import WeightCodes
 from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.model import LanguageModel
@@ -19,6 +19,18 @@ from quant_bench.scoring import CHUNK_TOKENS, final_hidden, logits
 Encode = Callable[[Float[Tensor, "row col"], int], WeightCodes]
 # path of a linear -> bits -> mean KL of each sequence, in nats a token
 Table = dict[str, dict[int, Float64[Tensor, " sequence"]]]
+
+
+def widths_of(digits: int) -> tuple[int, ...]:
+    """Bit widths of a setting that has a digit for each, such as 2348.
+
+    Raises:
+        SpecError: they are not 2 to 8, or do not rise: one choice of widths has one name.
+    """
+    widths = tuple(bits for bits in range(2, 9) if str(bits) in str(digits))
+    if not widths or "".join(map(str, widths)) != str(digits):
+        raise SpecError(f"widths are rising digits from 2 to 8, such as 2348; got {digits}")
+    return widths
 
 
 @torch.no_grad()

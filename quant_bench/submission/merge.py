@@ -62,9 +62,7 @@ def merge(first: Path, second: Path, out: Path, prefer: Preferred | None = None)
             "\n".join([*conflicts, "both have these cells: say by --prefer a or --prefer b which to keep"])
         )
     texts = {**ours.texts, **theirs.texts} if prefer == "b" else {**theirs.texts, **ours.texts}
-    if out.is_dir():
-        out.rmdir()
-    with folder_made_whole(out) as work:
+    with folder_made_whole(out, only=True) as work:
         for name, content in texts.items():
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quant_bench.errors import ModelError, NotApplicable
+from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.model import LanguageModel
 from quant_bench.quantizer import Quantizer, SchemeQuantizer
 from quant_bench.testing import promises
@@ -182,6 +183,10 @@ def _executions(case: Case) -> None:
         except NotApplicable as error:
             raise Moot(str(error)) from error
         assert model.execution == execution, f"{case}: asked for {execution}, the model says {model.execution}"
+        for path, module in model.module.named_modules():
+            # a product of float inputs has no integers, whatever was asked for
+            if isinstance(module, QuantLinear) and module.activation is not None:
+                assert module.execution == execution, f"{case}: asked for {execution}, {path} runs {module.execution}"
         logits.append(case.logits if asked else logits_of(model))
     gap = (logits[0] - logits[1]).abs().max()
     assert torch.equal(*logits), f"{case}: simulated and integer logits differ by {gap}"
