@@ -134,6 +134,9 @@ class SchemeQuantizer(Quantizer):
             raise SpecError(f"momentum must lie in [0, 1); got {self.momentum!r}")
         if self.group_size < 1 or self.calibration_batches < 1:
             raise SpecError("group_size and calibration_batches must be at least 1")
+        grouped = "group" in (self.weight_granularity, self.activation_granularity)
+        if self.group_size != SchemeQuantizer.group_size and not grouped:
+            raise SpecError(f"group_size={self.group_size} needs a granularity of group: w4a16g{self.group_size}, say")
         if self.scope == "full" and not self.activation_static:
             raise SpecError("scope=full needs activation_static=True: its protocol has static ranges only")
         if self.scope == "full" and self.activation_bits == 16:

@@ -1,6 +1,7 @@
 """OmniQuant: clips of weights and factors between channels are learned, layer after layer, before rounding."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from quant_bench.errors import SpecError
 from quant_bench.model import LanguageModel
@@ -24,6 +25,8 @@ class Omniquant(SchemeQuantizer):
     Source: Shao et al. 2023, https://arxiv.org/abs/2308.13137 (its W4A4 has asymmetric weights and activations and 128
     sequences: `omniquant:w4a4-kv4(weight_symmetric=False,activation_symmetric=False,calibration_batches=16)`).
     """
+
+    version: ClassVar[int] = 2
 
     clip: bool = True
     transform: bool = True

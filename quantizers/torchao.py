@@ -25,6 +25,8 @@ class Torchao(Quantizer):
     def __post_init__(self) -> None:
         if self.group_size < 1:
             raise SpecError("group_size must be at least 1")
+        if self.group_size != Torchao.group_size and self.scheme != "w4a16":
+            raise SpecError(f"group_size={self.group_size} needs scheme=w4a16: {self.scheme} has no groups")
 
     def quantize(self, model: LanguageModel, calibration: Calibration) -> LanguageModel:
         return torchao_linears(model, self.scheme, self.group_size)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from quant_bench.diagnostics.sensitivity import Widths, sensitivity
 from quant_bench.diagnostics.sequences import of_text
+from quant_bench.errors import SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.perplexity import TextWindows
 from quant_bench.quantization.sensitivity import widths_of
@@ -36,6 +37,8 @@ class Sensitivity(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.group_size != Sensitivity.group_size and self.weight_granularity != "group":
+            raise SpecError(f"group_size={self.group_size} needs weight_granularity=group")
         self.widths()
 
     def widths(self) -> Widths:

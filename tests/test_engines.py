@@ -226,7 +226,11 @@ def test_what_quanto_cannot_calibrate_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["quanto:w4a16", "quanto(execution=integer)", "quanto(kv_bits=8)", "torchao(group_size=0)", "torchao:w8a8"]
+    "text",
+    [
+        *("quanto:w4a16", "quanto(execution=integer)", "quanto(kv_bits=8)"),
+        *("torchao(group_size=0)", "torchao(group_size=16)", "torchao:w8a8"),
+    ],
 )
 def test_settings_that_a_foreign_engine_does_not_have_are_refused(text: str) -> None:
     with pytest.raises(SpecError):

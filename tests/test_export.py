@@ -140,7 +140,7 @@ def test_the_folder_says_what_made_it(tmp_path: Path) -> None:
         ("w8a8-kv8", "llama", "no word for a KeyValueRounding"),
         ("quarot(activation_bits=16)", "llama", "no word for a RotatedInput"),
         ("llm_int8", "llama", "no word for a OutlierLinear"),
-        ("hqq(weight_bits=4,activation_bits=16,group_size=8)", "llama", "real zero points"),
+        ("hqq:w4a16g8", "llama", "real zero points"),
         ("rtn(weight_bits=16)", "llama", "no word for a RoundedLinear"),
         ("rtn(weight_bits=16,activation_bits=16)", "llama", "leaves them in float"),
         ("w8a8", "gpt2", "Conv1D"),

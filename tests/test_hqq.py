@@ -28,7 +28,8 @@ def heavy_tailed(rows, columns, seed=0):
 
 
 def recipe(bits=4, granularity="group", group=64, **more):
-    settings = {"weight_bits": bits, "weight_granularity": granularity, "group_size": group, **more}
+    settings = {"weight_bits": bits, "weight_granularity": granularity, **more}
+    settings |= {"group_size": group} if "group" in settings.values() else {}
     return registry.load("quantizers", "hqq")(**settings)
 
 

@@ -313,7 +313,10 @@ def test_task_keeps_the_contract():
     assert found.convention == "python_docs P1 seq=16 prefix=none weights=g128"
 
 
-@pytest.mark.parametrize("setting", ["bits=9", "bits=14", "bits=-4", "bits=42", "bits=44", "group_size=0"])
+@pytest.mark.parametrize(
+    "setting",
+    ["bits=9", "bits=14", "bits=-4", "bits=42", "bits=44", "group_size=0", "group_size=32,weight_granularity=channel"],
+)
 def test_task_refuses_settings_that_mean_nothing_before_it_runs(setting):
     with pytest.raises(SpecError):
         registry.build("tasks", f"sensitivity({setting})")

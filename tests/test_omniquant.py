@@ -160,6 +160,15 @@ def test_the_error_of_every_layer_falls_while_it_is_learned() -> None:
         assert last < 0.98 * first
 
 
+def test_what_learning_makes_worse_is_not_kept() -> None:
+    far = quantized(
+        "omniquant:w4a4(epochs=2,calibration_batches=1,clip_rate=1.0,transform_rate=1.0)", tiny_model("llama")
+    )
+    start = quantized("omniquant:w4a4(epochs=0,calibration_batches=1)", tiny_model("llama"))
+    assert "1.000 of those before learning; 2 layers came no nearer and keep their start" in far.coverage.notes[-1]
+    assert torch.equal(logits(far), logits(start))
+
+
 def test_each_part_learns_by_itself() -> None:
     for rule in (dataclasses.replace(FAST, clip=False), dataclasses.replace(FAST, transform=False)):
         found = learned("omniquant:w3a16(calibration_batches=1)", tiny_model("llama"), rule)
@@ -185,9 +194,10 @@ def test_layers_read_what_rounded_layers_give() -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("granularity", ["token", "group", "tensor"])
 def test_inputs_are_rounded_as_the_quantized_model_rounds_them(granularity: str, symmetric: bool) -> None:
+    size = ",group_size=20" if granularity == "group" else ""
     scheme = registry.build(
         "quantizers",
-        f"rtn(activation_bits=4,activation_granularity={granularity},activation_symmetric={symmetric},group_size=20)",
+        f"rtn(activation_bits=4,activation_granularity={granularity},activation_symmetric={symmetric}{size})",
     )
     x = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(0)) ** 3
     rule = ActivationRule(4, granularity, symmetric, 20)

@@ -79,7 +79,8 @@ def test_an_unknown_setting_is_answered_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["rtn(weight_bits=four)", "rtn(scope=all)", "rtn(weight_symmetric=1)", "rtn(weight_bits=1)"]
+    "text",
+    ["rtn(weight_bits=four)", "rtn(scope=all)", "rtn(weight_symmetric=1)", "rtn(weight_bits=1)", "w4a4(group_size=64)"],
 )
 def test_a_wrong_value_is_refused(text: str) -> None:
     with pytest.raises(SpecError):

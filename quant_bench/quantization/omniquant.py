@@ -1,5 +1,6 @@
 """OmniQuant: factors between channels and clips of weights, learned one decoder layer after the other."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ class Learned:
     Attributes:
         codes: of each linear, by path; empty where weights stay in float.
         factors: what was folded into the model, in order.
-        losses: mean squared error of each layer's output in the first epoch and in the last.
+        losses: mean squared error of each layer's output before learning and after it, on the calibration sequences.
         notes: statements for the coverage report.
     """
 
@@ -123,9 +124,10 @@ def _notes(model: LanguageModel, rule: OmniquantRule, learned: Learned) -> tuple
             notes.append(f"no factors in front of {', '.join(missed)}: nothing before it commutes with them exactly")
     if learned.losses:
         first, last = (sum(losses) for losses in zip(*learned.losses, strict=True))
-        notes.append(
-            f"{rule.epochs} epochs; squared errors of layer outputs in the last: {last / first:.3f} of the first"
-        )
+        share = f"{last / first:.3f} of" if first else "as"
+        kept = sum(after == before for before, after in learned.losses)
+        stayed = f"; {kept} layers came no nearer and keep their start" if kept else ""
+        notes.append(f"{rule.epochs} epochs; squared errors of layer outputs: {share} those before learning{stayed}")
     return tuple(notes)
 
 
@@ -154,7 +156,10 @@ class _Layer:
                 self.clips[site.path] = start.requires_grad_()
 
     def train(self, inputs: LayerStream, targets: LayerStream) -> Iterator[tuple[float, float]]:
-        """Learn; yields the mean loss of the first and last epoch, or nothing where there is nothing to learn."""
+        """Learn; yields the mean loss before and after, or nothing where there is nothing to learn.
+
+        What makes the loss no smaller is not kept.
+        """
         logarithms = [logarithm for *_, logarithm in self.factors]
         numbers = [*logarithms, *self.clips.values()]
         if not numbers or not self.rule.epochs or min(self.scheme.weight_bits, self.scheme.activation_bits) == 16:
@@ -164,19 +169,26 @@ class _Layer:
             {"params": list(self.clips.values()), "lr": self.rule.clip_rate},
         ]
         optimizer = torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0)
-        means: list[float] = []
+        before, start = self._mean_loss(inputs, targets), [number.detach().clone() for number in numbers]
         for _ in range(self.rule.epochs):
-            total = 0.0
             for batch in range(inputs.batches):
                 loss = self._loss(inputs, targets, batch)
-                total += float(loss.detach())
                 for number, gradient in zip(numbers, torch.autograd.grad(loss, numbers), strict=True):
                     number.grad = gradient
                 optimizer.step()
-            means.append(total / inputs.batches)
-        if not torch.tensor(means).isfinite().all():
+        after = self._mean_loss(inputs, targets)
+        if not math.isfinite(before + after):
             raise QuantizationError(f"the error of layer {inputs.layer} is not finite while it is learned")
-        yield means[0], means[-1]
+        if after >= before:
+            after = before
+            with torch.no_grad():
+                for number, kept in zip(numbers, start, strict=True):
+                    number.copy_(kept)
+        yield before, after
+
+    @torch.no_grad()
+    def _mean_loss(self, inputs: LayerStream, targets: LayerStream) -> float:
+        return sum(float(self._loss(inputs, targets, batch)) for batch in range(inputs.batches)) / inputs.batches
 
     def _loss(self, inputs: LayerStream, targets: LayerStream, batch: int) -> Tensor:
         arguments, options = inputs.call(batch)

@@ -184,9 +184,8 @@ def _executions(case: Case) -> None:
             raise Moot(str(error)) from error
         assert model.execution == execution, f"{case}: asked for {execution}, the model says {model.execution}"
         for path, module in model.module.named_modules():
-            # a product of float inputs has no integers, whatever was asked for
-            if isinstance(module, QuantLinear) and module.activation is not None:
-                assert module.execution == execution, f"{case}: asked for {execution}, {path} runs {module.execution}"
+            runs = module.execution if isinstance(module, QuantLinear) else execution
+            assert runs == execution, f"{case}: asked for {execution}, {path} runs {runs}"
         logits.append(case.logits if asked else logits_of(model))
     gap = (logits[0] - logits[1]).abs().max()
     assert torch.equal(*logits), f"{case}: simulated and integer logits differ by {gap}"
