@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 from quant_bench.cache import write_atomically
 from quant_bench.cell import Cell as Cell
 from quant_bench.errors import RecordError
-from quant_bench.record_json import SCHEMA_VERSION, dumped, looks_right, parsed, plain, validate
+from quant_bench.record_json import SCHEMA_VERSION, dumped, looks_right, parsed, plain, refuse, validate
 from quant_bench.score import Delta, Metric, Score
 
 State = Literal["measured", "failed", "blocked", "not_applicable"]
@@ -110,10 +110,12 @@ class Record:
         """The file's content: strict JSON, keys sorted, one space of indent, final newline.
 
         Raises:
-            RecordError: a value has no place in strict JSON, or the content breaks the schema.
+            RecordError: a value has no place in strict JSON, the content breaks the schema, or no reader would take it.
         """
         document = plain(self._document())
         validate(document)
+        if not looks_right(document):
+            refuse(document)
         return dumped(document)
 
     @classmethod
@@ -127,8 +129,7 @@ class Record:
         # the whole schema takes milliseconds a record; what a reader relies on is checked at once, and only what looks
         # wrong is taken to the schema, whose messages are better
         if not looks_right(document):
-            validate(document)
-            raise RecordError("a number is not finite, or has more than 64 bits")
+            refuse(document)
         given = {key: value for key, value in document.items() if key != "schema"}
         given["cell"] = Cell(**given["cell"])
         given["scores"] = tuple(_score(score) for score in given["scores"])
@@ -193,15 +194,19 @@ class Store:
     def read(cls, root: Path) -> "Store":
         """Read a folder; a file that is no record becomes a problem that names it, and the others are read.
 
-        Files beside the models' folders (`LEADERBOARD.md`) and hidden files (left by a killed process) are no records.
+        So does a folder that cannot be read, and one that is a link. Files beside the models' folders
+        (`LEADERBOARD.md`) and hidden files (left by a killed process) are no records.
         """
-        records, problems = [], []
+        records, problems, unread = [], [], list[OSError]()
         with _uncollected():
-            for path in _files(root):
+            for path in files_below(root, unread):
+                if any(part.startswith(".") for part in path.parts[len(root.parts) :]):
+                    continue
                 try:
                     records.append(Record.read(path, root))
                 except RecordError as error:
                     problems.append(error)
+        problems += [RecordError(f"{error.filename}: {error.strerror}") for error in unread]
         return cls(tuple(records), tuple(problems))
 
     def valid(self) -> tuple[Record, ...]:
@@ -236,11 +241,20 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _files(root: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if Path(folder) != root:
-            yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+def files_below(root: Path, unread: list[OSError]) -> Iterator[Path]:
+    """Files in the models' folders, hidden ones too, and folders that are links; what lies beside them is not ours.
+
+    Args:
+        root: folder of all records; hidden folders in it (`.git`) are not ours.
+        unread: gets the errors of folders that cannot be read: what lies in them must not be taken for absent.
+    """
+    for folder, folders, names in os.walk(root, onerror=unread.append) if root.is_dir() else ():
+        here = Path(folder)
+        if here == root:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders.sort()
+        yield from (here / name for name in sorted([*links, *(names if here != root else ())]))
 
 
 def _score_document(score: Score) -> dict[str, Any]:

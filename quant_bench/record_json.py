@@ -1,10 +1,10 @@
 """The JSON form of a record: strict text, the schema, and the quick check that a reader of thousands can afford."""
 
 import json
-import math
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NoReturn
 
 import orjson
 from jsonschema import Draft202012Validator
@@ -13,11 +13,20 @@ from jsonschema.exceptions import best_match
 from quant_bench.errors import RecordError
 
 SCHEMA_VERSION: Final = 1
+# squares and differences of numbers within it are finite, and no measurement is beyond
+LARGEST_NUMBER: Final = 1e150
+# characters; a report repeats a text in every table
+LONGEST_TEXT: Final = 10_000
 
 _TEXT, _NUMBER, _COUNT, _NONE = (str,), (int, float), (int,), (type(None),)
 _OBJECT, _LIST = (dict,), (list,)
 _FLAT: Final = (str, bool, int, float, type(None))
 _DIGESTS: Final = ("weights_sha256", "tokenizer_sha256", "data_sha256", "calibration_sha256")
+_IDENTITY_TEXTS: Final = (*_DIGESTS, "training_sha256", "quantized_sha256", "note")
+_MODEL_TEXTS: Final = ("name", "dtype", "revision")
+_STATES: Final = ("measured", "failed", "blocked", "not_applicable")
+# faults looked through for the one that says most: a hostile file may have millions
+_FAULTS: Final = 100
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "schema": _COUNT,
     "state": _TEXT,
@@ -81,10 +90,29 @@ def validate(document: object) -> None:
     Raises:
         RecordError: it does not fit; the message says where and why.
     """
-    error = best_match(_validator().iter_errors(document))
+    error = best_match(islice(_validator().iter_errors(document), _FAULTS))
     if error is not None:
         where = error.json_path.removeprefix("$").removeprefix(".") or "the file"
         raise RecordError(f"{where}: {error.message[:300]}")
+
+
+def refuse(document: Any) -> NoReturn:
+    """Say why a document that does not look right is no record.
+
+    Raises:
+        RecordError: always; by the schema where that sees the reason.
+    """
+    validate(document)
+    names: set[str] = set()
+    for index, score in enumerate(document["scores"]):
+        if score["metric"] in names:
+            raise RecordError(f"{score['metric']} stands twice among the scores")
+        names.add(score["metric"])
+        for part in (score, score["delta"] or {}, score.get("arm_delta", {})):
+            low, high = part.get("ci95") or (0, 0)
+            if low > high:
+                raise RecordError(f"scores[{index}]: the interval [{low!r}, {high!r}] ends before it begins")
+    raise RecordError(f"a number has more than 64 bits, or a text more than {LONGEST_TEXT:,} characters")
 
 
 def looks_right(document: Any) -> bool:
@@ -93,19 +121,31 @@ def looks_right(document: Any) -> bool:
         return False
     if not _names_itself(document):
         return False
-    measured = document["state"] == "measured"
-    if measured != (document["reason"] is None) or measured != bool(document["scores"]):
+    measured, scores = document["state"] == "measured", document["scores"]
+    if document["state"] not in _STATES or measured != (document["reason"] is None) or measured != bool(scores):
         return False
-    if measured and (document["convention"] is None or not _is_share((document["coverage"] or {}).get("mac_share"))):
+    if measured and not _says_what_was_measured(document):
         return False
-    return all(
+    return all(map(_is_score, scores)) and len({score["metric"] for score in scores}) == len(scores)
+
+
+def _says_what_was_measured(document: Any) -> bool:
+    digests = (document["identity"][name] for name in _DIGESTS[:3])
+    convention = document["convention"] is not None and None not in digests
+    return convention and _is_share((document["coverage"] or {}).get("mac_share"))
+
+
+def _is_score(score: Any) -> bool:
+    return (
         _has(score, _ARM_SCORE if type(score) is dict and "arm_delta" in score else _SCORE)
+        and score["metric"] != ""
         and score["better"] in _BETTER
         and score["reduction"] in _REDUCTIONS
+        # the exponential of something; reports take its logarithm
+        and (score["reduction"] != "exp" or score["value"] > 0)
         and _is_interval(score["ci95"])
         and (score["delta"] is None or _is_delta(score["delta"]))
         and ("arm_delta" not in score or _is_delta(score["arm_delta"]))
-        for score in document["scores"]
     )
 
 
@@ -113,11 +153,14 @@ def plain(document: object) -> Any:
     """A document as JSON gives it back: keys are texts, tuples are lists.
 
     Raises:
-        RecordError: a number that is not finite, or a value that JSON does not have; the message says where.
+        RecordError: a number that is not finite, half a surrogate pair in a text, or a value that JSON does not have;
+            the message says where.
     """
     try:
-        return json.loads(json.dumps(document, allow_nan=False))
-    except (ValueError, TypeError, RecursionError) as error:
+        return orjson.loads(json.dumps(document, allow_nan=False))
+    except RecursionError as error:
+        raise RecordError(f"nested too deeply: {error}") from error
+    except (ValueError, TypeError) as error:
         raise RecordError(f"{_offender(document, '') or 'the record'} has no place in strict JSON: {error}") from error
 
 
@@ -130,25 +173,14 @@ def parsed(text: str) -> Any:
     """What a strict JSON text says.
 
     Raises:
-        RecordError: the text is no JSON, is cut short, or holds NaN or Infinity.
+        RecordError: the text is no JSON, is cut short, holds NaN or Infinity, or half a surrogate pair: that is JSON,
+            but no text in UTF-8, and so neither data frames nor files could hold it.
     """
     try:
         # in 40 % of the standard library's time, which is most of what reading thousands takes
         return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        # half a surrogate pair is JSON, and orjson refuses it; for what neither takes this one's message stays
-        return _parsed_slowly(text)
-
-
-def _parsed_slowly(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+    except orjson.JSONDecodeError as error:
         raise RecordError(f"no strict JSON: {error}") from error
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _names_itself(document: Any) -> bool:
@@ -158,6 +190,9 @@ def _names_itself(document: Any) -> bool:
         return False
     model = settings.get("model", {})
     if type(model) is not dict or not all(type(part) in _FLAT for part in (*model.values(), *identity.values())):
+        return False
+    texts = [identity.get(name) for name in _IDENTITY_TEXTS] + [model.get(name) for name in _MODEL_TEXTS]
+    if not all(text is None or (type(text) is str and _fits(text)) for text in texts):
         return False
     versions_of_plugins = [versions.get(key) for key in ("arm", "quantizer", "task")]
     return all(map(_is_count, versions_of_plugins)) and all(key in identity for key in _DIGESTS)
@@ -169,14 +204,18 @@ def _has(document: Any, fields: dict[str, tuple[type, ...]]) -> bool:
     for key, allowed in fields.items():
         value = document[key]
         # type, not isinstance: True is no count
-        if type(value) not in allowed or (type(value) in _NUMBER and not _fits(value)):
+        if type(value) not in allowed or not _fits(value):
             return False
     return True
 
 
-def _fits(value: int | float) -> bool:
-    """Whether a number is finite, or whole and within 64 bits, which is what data frames hold."""
-    return -(1 << 63) <= value < 1 << 63 if type(value) is int else math.isfinite(value)
+def _fits(value: Any) -> bool:
+    """Whether a number or text has a size that reports can bear: whole numbers are those that data frames hold."""
+    if type(value) is float:
+        return -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 63
+    return type(value) is not str or len(value) <= LONGEST_TEXT
 
 
 def _is_count(value: Any) -> bool:
@@ -188,7 +227,9 @@ def _is_share(value: Any) -> bool:
 
 
 def _is_interval(value: Any) -> bool:
-    return value is None or (len(value) == 2 and all(type(end) in _NUMBER and _fits(end) for end in value))
+    if value is None:
+        return True
+    return len(value) == 2 and all(type(end) in _NUMBER and _fits(end) for end in value) and value[0] <= value[1]
 
 
 def _is_delta(value: Any) -> bool:
@@ -196,13 +237,15 @@ def _is_delta(value: Any) -> bool:
 
 
 def _offender(value: object, where: str) -> str:
-    """Path of the first value that strict JSON does not have, or an empty text."""
+    """Path of the first value that a record cannot hold, or an empty text."""
     if isinstance(value, dict):
         found = (_offender(inner, f"{where}.{key}" if where else str(key)) for key, inner in value.items())
         return next((path for path in found if path), "")
     if isinstance(value, list | tuple):
         found = (_offender(inner, f"{where}[{index}]") for index, inner in enumerate(value))
         return next((path for path in found if path), "")
-    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
-        return ""
-    return f"{where} ({value!r})"
+    try:
+        orjson.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, TypeError):
+        return f"{where} ({value!r})"
+    return ""

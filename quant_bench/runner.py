@@ -40,6 +40,7 @@ from quant_bench.probe import Probe
 from quant_bench.progress import Progressor
 from quant_bench.quantizer import Calibration
 from quant_bench.record import Cell, Record, State
+from quant_bench.record_json import LONGEST_TEXT
 from quant_bench.samples import Samples, SampleStore
 from quant_bench.task import Context, Evaluation
 from quant_bench.weights import Weights, calibration_of, canonical, of_saved
@@ -277,6 +278,8 @@ def _store_failure(run: _Run, planned: PlannedCell, error: Exception, took: floa
         state = "not_applicable"
     else:
         reason = f"{type(error).__name__}: {error}"
+    # names of files may hold bytes that are no text, and messages any length
+    reason = reason.encode(errors="backslashreplace").decode()[:LONGEST_TEXT]
     if not isinstance(error, QuantBenchError):
         # our own errors say what is wrong; of others it matters where they come from
         log.error("%s failed:\n%s", planned.cell, "".join(traceback.format_exception(error)))

@@ -15,7 +15,9 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.+/:-]*")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_CALL = re.compile(rf"\s*({_NAME.pattern})\s*(?:\((.*)\))?\s*", re.DOTALL)
+# blanks have one place each, or a hostile text would take the square of its length
+_CALL = re.compile(rf"\s*({_NAME.pattern})\s*(?:\((.*)\)\s*)?", re.DOTALL)
+_BLANK = re.compile(r"\s*")
 _ARGUMENT = re.compile(
     rf"""\s*({_KEY.pattern})\s*=\s*("(?:[^"\\]|\\.)*"|'[^'\\]*'|[^\s,'"()]+)\s*(,|$)""",
     re.DOTALL,
@@ -116,7 +118,7 @@ def written(value: Value) -> str:
 def _arguments(inside: str, text: str) -> Iterator[tuple[str, Value]]:
     """Keys and values between the parentheses."""
     position = 0
-    while inside[position:].strip():
+    while not _BLANK.fullmatch(inside, position):
         match = _ARGUMENT.match(inside, position)
         if match is None:
             raise SpecError(f"cannot read {text!r} at {inside[position:].strip()!r}: expected key=value")

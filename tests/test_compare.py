@@ -19,6 +19,7 @@ from quant_bench import report
 from quant_bench.cli import main
 from quant_bench.plan import RunOptions, planned_cells
 from quant_bench.record import Cell, Record
+from quant_bench.report.commands import command_for
 from quant_bench.report.compare import compare
 from quant_bench.report.redundancy import redundancy
 from quant_bench.runner import run_cells
@@ -192,6 +193,14 @@ def test_a_missing_cell_is_named_with_the_command_that_measures_it(quantizer: st
     planned = [one.cell for one in planned_cells(RunOptions(**options))]
     assert planned == [cells[0].cell, missing.cell]
     assert options["results"] == Path("else where")
+
+
+def test_a_model_that_is_named_like_an_option_is_none_in_a_command() -> None:
+    made = record("softmax", {LOSS: 3.0})
+    made = replace(made, cell=replace(made.cell, model="--force"), settings={**made.settings, "model": {}})
+    words = shlex.split(command_for(made, ["softmax"]))
+    with main.commands["run"].make_context("run", words[2:]) as context:
+        assert (context.params["model"], context.params["force"]) == ("--force", False)
 
 
 def test_a_failed_cell_is_missing_and_says_why_and_what_makes_no_sense_is_neither() -> None:

@@ -284,7 +284,28 @@ def test_a_quantizer_s_missing_cell_is_named_with_its_command(results: Path) -> 
 
 def test_layers_that_anybody_may_have_written_are_numbers_or_left_out(tmp_path: Path, store: SampleStore) -> None:
     for name in (W8, W4):
-        odd = {"a": {"layer": 0, "inf_norm": 10**400, "kurtosis": "x"}, "b": 3, "c": {"layer": "x", "inf_norm": 1.0}}
+        odd = {"a": {"layer": 0, "inf_norm": True, "kurtosis": "x"}, "b": 3, "c": {"layer": "x", "inf_norm": 1.0}}
         record(name, {PEAK: 1.0}, details={"tensors": odd}).write(tmp_path / "results")
     found = call("w8a8", "w4a4", "--layers", "--format", "json", "--results", tmp_path / "results")
     assert [(row["tensor"], row["layer"]) for row in json.loads(found.stdout)] == [("c", None)]
+
+
+def test_answers_with_values_of_different_items_give_no_interval_and_no_flips(store: SampleStore) -> None:
+    frames = [answers(1), answers(2)]
+    for frame, items in zip(frames, ([0, 1], [1, 2]), strict=True):
+        frame.loc[frame["item"].isin(items), "acc"] = np.nan
+    cells = [
+        kept(store, record(name, {ACC: frame["acc"].mean()}, n=198), frame)
+        for name, frame in zip((W8, W4), frames, strict=True)
+    ]
+    found = compare(cells, W8, W4, by="quantizer", store=store)
+    assert found.frame["low"].isna().all()
+    assert found.flips.empty
+    assert "on the same items" in found.notes[0]
+
+
+def test_a_metric_that_means_two_things_is_not_compared_and_named() -> None:
+    percent = replace(ACC, unit="percent")
+    found = compare([record(W8, {ACC: 0.5, PEAK: 1.0}), record(W4, {percent: 50.0, PEAK: 2.0})], W8, W4, by="quantizer")
+    assert found.frame["metric"].tolist() == ["max_inf_norm"]
+    assert "acc is not compared: its unit, direction, reduction or chance is another one in each" in found.notes[0]

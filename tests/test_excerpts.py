@@ -1,5 +1,6 @@
 """Excerpts of the leaderboard in a README: what they show, and that they cannot go stale unnoticed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,20 @@ def test_executions_that_differ_have_a_row_each() -> None:
     ]
 
 
+def test_executions_are_equal_only_where_all_seeds_together_are() -> None:
+    integer, simulated = "rtn(execution=integer)", "rtn"
+    made = []
+    for quantizer, values in ((simulated, (25.0, 26.0)), (integer, (24.0, 26.0))):
+        for seed, value in enumerate(values):
+            one = record(quantizer, "t(limit=2)", score("ppl", value, "lower"))
+            made.append(replace(one, cell=replace(one.cell, seed=seed)))
+    made.append(record(integer, "u", score("acc", 0.5, "higher"), "other"))
+    shown = rows(filled(ASKED, report.long_frame(made)))
+    assert len(shown) == 3
+    assert "25 ± " in shown[1]
+    assert "25.50 ± " in shown[2]
+
+
 def test_filling_twice_changes_nothing() -> None:
     frame = report.long_frame(records())
     assert filled(filled(ASKED, frame), frame) == filled(ASKED, frame)
@@ -97,6 +112,21 @@ def test_filling_twice_changes_nothing() -> None:
 def test_a_column_that_is_missing_or_mixed_is_an_error(extra: list[Record], message: str) -> None:
     with pytest.raises(RecordError, match=message):
         filled(ASKED, report.long_frame(extra))
+
+
+@pytest.mark.parametrize("wrong", ["no end", "no columns", "no line"])
+def test_an_excerpt_that_cannot_be_read_is_an_error_and_takes_nothing_else_with_it(wrong: str, tmp_path: Path) -> None:
+    broken = {
+        "no end": ASKED.replace("<!-- /leaderboard -->", ""),
+        "no columns": ASKED.replace(": t(limit=2) ppl; u acc", ""),
+        "no line": ASKED.replace(" -->\nold", " --> old"),
+    }[wrong]
+    with pytest.raises(RecordError, match="ends with <!-- /leaderboard -->"):
+        filled(broken + ASKED, report.long_frame(records()))
+
+
+def test_lines_may_end_as_on_windows() -> None:
+    assert "old" not in filled(ASKED.replace("\n", "\r\n"), report.long_frame(records()))
 
 
 def test_the_command_writes_the_readme_beside_the_records_and_check_finds_it_stale(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,13 @@ def test_parquet_holds_what_json_holds(results: Path, tmp_path: Path) -> None:
     assert len(rows) == 4
 
 
+def test_a_pipe_of_another_encoding_gets_every_number(results: Path) -> None:
+    # as on a Windows whose pages have neither a delta nor an arrow
+    found = CliRunner(charset="cp1252").invoke(main, ["report", "--format", "markdown", "--results", str(results)])
+    assert found.exit_code == 0, found.output
+    assert "\\u0394 -0.1000" in found.stdout
+
+
 def test_a_format_goes_to_a_file_and_may_be_of_one_model(results: Path, tmp_path: Path) -> None:
     out = tmp_path / "one.csv"
     assert call("--format", "csv", "--out", out, "--model", "m", "--results", results).exit_code == 0
@@ -127,10 +135,31 @@ def test_a_model_card_has_every_mean_with_quantizer_convention_and_interval(resu
     assert by_quantizer.keys() == {"none", "rtn"}
     one = by_quantizer["rtn"]
     assert (one.metric_type, one.metric_value, one.dataset_type) == ("accuracy", 0.5, "Rowan/hellaswag")
-    assert one.dataset_args == {"convention": "lm-eval v1", "data_sha256": DIGEST}
+    assert one.dataset_args == {
+        "task": "hellaswag",
+        "task_version": 1,
+        "convention": "lm-eval v1",
+        "data_sha256": DIGEST,
+    }
+    assert one.metric_args["weights_sha256"] == DIGEST
     assert one.metric_args["execution"] == "integer"
     assert (one.metric_args["low"], one.metric_args["high"], one.metric_args["n"]) == (0.48, 0.52, 100)
     assert (one.metric_args["delta_low"], one.metric_args["delta_high"]) == (-0.12, -0.08)
+
+
+def test_questions_of_one_data_set_keep_their_conventions_in_a_card(tmp_path: Path) -> None:
+    one = record("none", score(0.5, 0.1))
+    replace(one, convention="P1").write(tmp_path)
+    other = replace(one, convention="P4", scores=(score(0.25, 0.1),))
+    replace(other, cell=Cell("m", "softmax", "none", "hellaswag(num_fewshot=5)")).write(tmp_path)
+    found = call("--format", "model-index", "--model", "m", "--results", tmp_path)
+    card = ModelCard(f"---\n{found.stdout}---\n")
+    told = {made.metric_value: made.dataset_args["convention"] for made in card.data.eval_results}
+    assert told == {0.5: "P1", 0.25: "P4"}
+    # the hub's library writes one entry a data set: its metrics still say what they were asked
+    again = ModelCard(f"---\n{card.data.to_yaml()}\n---\n")
+    told = {made.metric_value: made.metric_args["convention"] for made in again.data.eval_results}
+    assert told == {0.5: "P1", 0.25: "P4"}
 
 
 def test_a_model_of_any_name_is_text_in_its_card(results: Path) -> None:
@@ -161,8 +190,9 @@ def test_what_is_not_understood_is_exit_code_two(arguments: tuple[str, ...], res
     assert call(*arguments, "--results", results).exit_code == 2
 
 
-def test_a_card_of_a_model_without_scores_names_those_that_have_some(results: Path) -> None:
-    found = call("--format", "model-index", "--model", "n", "--results", results)
+@pytest.mark.parametrize("how", ["model-index", "csv", "markdown"])
+def test_a_model_without_records_is_an_error_that_names_those_that_have_some(how: str, results: Path) -> None:
+    found = call("--format", how, "--model", "n", "--results", results)
     assert found.exit_code == 1
     assert "records are of m, x" in found.stderr
     assert "\u202e" not in found.stderr

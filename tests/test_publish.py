@@ -120,6 +120,25 @@ def test_a_failure_leaves_the_old_folder(results: Path, tmp_path: Path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pages", "results"]
 
 
+def test_an_interrupt_between_the_two_renames_leaves_the_old_folder(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "pages"
+    assert call("--to", out, "--results", results).exit_code == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        if target.name == "old":
+            raise KeyboardInterrupt
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    assert call("--to", out, "--results", results).exit_code == 1
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 def test_what_is_no_record_is_not_published(results: Path, tmp_path: Path) -> None:
     (results / "m" / "notes.txt").write_text("foreign", encoding="utf-8")
     found = call("--to", tmp_path / "pages", "--results", results)

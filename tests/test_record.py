@@ -141,7 +141,7 @@ def test_a_cell_takes_canonical_specs_only(text: str) -> None:
         Cell("m", "softmax", text, "t")
 
 
-@pytest.mark.parametrize("record", [blank(), measured(), blank(state="blocked", reason="data é \x1b \ud800")])
+@pytest.mark.parametrize("record", [blank(), measured(), blank(state="blocked", reason="data é \x1b")])
 def test_a_record_is_read_and_written_back_byte_for_byte(record: Record, tmp_path: Path) -> None:
     path = record.write(tmp_path)
     content = path.read_bytes()
@@ -245,6 +245,19 @@ def _with(path: str, value: object) -> str:
         ("versions", {}),
         ("identity", {}),
         ("identity.note", ["a", "list"]),
+        ("identity.note", True),
+        ("identity.weights_sha256", None),
+        ("identity.data_sha256", 5),
+        ("identity.training_sha256", False),
+        ("settings.model", {"dtype": 5}),
+        ("scores.0.metric", ""),
+        ("scores.0.metric", "max_inf_norm"),
+        ("scores.0.value", -1.0),
+        ("scores.0.value", 1e151),
+        ("scores.0.ci95", [2.0, 1.0]),
+        ("scores.0.delta.ci95", [2.0, 1.0]),
+        ("scores.0.unit", "x" * 10_001),
+        ("convention", "x" * 10_001),
         ("settings.quantizer", "rtn"),
         ("settings.model", {"dtype": ["a", "list"]}),
         ("coverage.mac_share", 2),
@@ -278,6 +291,22 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
         file.truncate(50 << 20)
     with pytest.raises(RecordError, match="52,428,800 bytes"):
         Record.read(path)
+
+
+def test_half_a_surrogate_pair_is_refused_by_writer_and_reader() -> None:
+    with pytest.raises(RecordError, match="reason"):
+        blank(reason="a name of a file: \udcff").to_text()
+    with pytest.raises(RecordError, match="surrogate"):
+        Record.from_text(blank(reason="PLACE").to_text().replace("PLACE", "\\ud800"))
+
+
+def test_what_a_reader_refuses_is_not_written() -> None:
+    twice = replace(measured(), scores=measured().scores[:1] * 2)
+    with pytest.raises(RecordError, match="token_perplexity stands twice"):
+        twice.to_text()
+    backwards = replace(measured().scores[0], ci95=(2.0, 1.0))
+    with pytest.raises(RecordError, match="ends before it begins"):
+        replace(measured(), scores=(backwards,)).to_text()
 
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:
@@ -317,6 +346,25 @@ def test_a_store_reads_what_it_can_and_names_the_rest(tmp_path: Path) -> None:
     ]  # type: ignore[index]
     with pytest.raises(RecordError, match=r"(?s)notes\.txt.*cut\.json"):
         store.valid()
+
+
+def test_a_store_names_folders_that_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blank().write(tmp_path)
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "org%2Fmodel")
+    (tmp_path / ".git").symlink_to(tmp_path / "org%2Fmodel")
+    (problem,) = Store.read(tmp_path).problems
+    assert "elsewhere" in str(problem)
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if str(path).endswith("softmax"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    store = Store.read(tmp_path)
+    assert store.records == ()
+    assert any(str(problem).endswith("softmax: Permission denied") for problem in store.problems)
 
 
 def test_reading_writes_nothing(tmp_path: Path) -> None:

@@ -167,6 +167,25 @@ def test_significantly_better_than_float_is_flagged(
     assert ("‡" in report.rendered(frame, "markdown").partition("## m")[2]) == flagged
 
 
+def test_a_metric_of_another_direction_or_unit_is_shown_but_not_ranked_or_averaged() -> None:
+    turned = replace(score(0.9), metric=replace(score(0.9).metric, better="lower"))
+    others = [record("rtn", [score(0.5)]), record("rtn", [turned], seed=1)]
+    frame = report.long_frame([record("none", [score(0.6)]), *others])
+    assert ranks(frame) == {("none", "acc"): 1.0, ("rtn", "acc"): 2.0}
+    assert frame["other_items"].tolist() == [False, False, True]
+    assert frame["seeds"].tolist() == [1, 1, 1]
+    assert "0.5000 (1 of 2 seeds)" in report.rendered(frame, "markdown")
+
+
+@pytest.mark.parametrize("said", ["float", [1], {"a": 1}, 5])
+def test_no_setting_makes_a_quantizer_the_float_model(said: Any) -> None:
+    made = record("rtn", [score(0.5)])
+    made.settings["quantizer"]["execution"] = said
+    frame = report.long_frame([made, record("q(execution=float)", [score(0.4)]), record("none", [score(0.6)])])
+    assert set(frame.loc[frame["execution"] == "float", "quantizer"]) == {"none"}
+    assert all(report.rendered(frame, how, 160) for how in report.FORMATS)
+
+
 @pytest.mark.parametrize(
     ("state", "shown"), [("failed", "failed"), ("blocked", "blocked"), ("not_applicable", "not applicable")]
 )
@@ -264,6 +283,18 @@ def test_csv_has_no_formula_and_is_read_back() -> None:
     assert (rows[0]["metric"], rows[0]["model"], rows[0]["convention"]) == ("'=1+1", "'@SUM(A1)", "'-x")
     assert float(rows[0]["value"]) == -0.5
     assert float(rows[0]["low"]) == -0.52
+
+
+def test_no_character_hides_in_a_text() -> None:
+    hidden = "\u00ad\u034f\u115f\u180e\u200b\u206a\u3164\ufe0f\ufffb\U000e0041"
+    shown = text.visible(f"a{hidden}b")
+    assert re.fullmatch(r"a(<U\+[0-9A-F]{4,5}>){10}b", shown)
+    assert text.csv("\uff1d1+1") == "'\uff1d1+1"
+
+
+def test_no_address_in_markdown_is_a_link() -> None:
+    shown = text.markdown("www.1evil.example http://e.example WWW.a.b")
+    assert shown == r"www\.1evil\.example http\://e\.example WWW\.a\.b"
 
 
 def test_json_is_strict_and_has_every_score() -> None:

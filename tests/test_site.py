@@ -445,3 +445,36 @@ def test_paired_differences_have_the_intervals_of_the_records_and_name_both() ->
     spread = spread_of([0.1, 0.06])
     assert (row.difference.value, row.difference.low, row.difference.high) == pytest.approx((spread.mean, *spread.ci95))
     assert row.seeds[0].paths == (ours[0].cell.path(Path()).as_posix(), theirs[0].cell.path(Path()).as_posix())
+
+
+def test_a_table_too_large_for_a_page_is_no_map() -> None:
+    places = [{"kind": f"k{i}", "layer": 0, "inf_norm": 1.0} for i in range(1_500)]
+    places += [{"kind": "k0", "layer": i, "inf_norm": 1.0} for i in range(1_500)]
+    layers = [{"layer": i, "position0_mass_by_head": [0.5]} for i in range(1_500)]
+    layers.append({"layer": 1_500, "position0_mass_by_head": [0.5] * 1_500})
+    routers = [{"router": str(i), "sources": {"a": 1.0}} for i in range(1_500)]
+    routers.append({"router": "last", "sources": {str(i): 1.0 for i in range(1_500)}})
+    scores = [score(0.5, better="neither")]
+    found = board(
+        record("rtn", scores, task="outliers", details={"tensors": {str(i): one for i, one in enumerate(places)}}),
+        record("rtn", scores, task="attention", details={"layers": layers}),
+        record("rtn", scores, task="depth", details={"routers": routers}),
+    )
+    made = [*models.layer_maps(found, found.rows), attention_map(found, "softmax"), depth_map(found, "softmax")]
+    assert [list(figure.choices) for figure in made] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("sizes", [(1e299, 1e-299), (-5, 8), (5, -8), (5, 0)])
+def test_bytes_that_cannot_be_are_no_cost(sizes: tuple[float, float]) -> None:
+    said = {"mac_share": 0.5, "weight_bytes": sizes[0], "float_bytes": sizes[1]}
+    one = record("rtn", [score(0.4)], coverage=said)
+    found = pareto(board(one, record("none", [score(0.5)])))
+    assert not any("bytes" in choice.keys[1] or "memory" in choice.keys[1] for choice in found.choices)
+    json.dumps(found.data(), allow_nan=False)
+
+
+def test_the_name_of_a_column_in_an_address_has_no_sign_that_ends_it() -> None:
+    names = ["exact_match,strict", "-a&b=c", "exact_match;strict", "x" * 500]
+    keys = [column.key for column in board(record("rtn", [score(0.5, name=name) for name in names])).columns]
+    assert len(set(keys)) == len(names)
+    assert all(re.fullmatch(r"hellaswag\.[A-Za-z0-9_.-]{1,80}", key) for key in keys)

@@ -203,3 +203,11 @@ def test_what_is_no_scheme_is_refused(text: str) -> None:
 def test_a_setting_must_not_contradict_its_scheme() -> None:
     with pytest.raises(SpecError, match="already says execution=integer"):
         schemes.expand("w8a8-integer(execution=classic)")
+
+
+def test_long_blanks_and_many_settings_are_read_in_one_pass() -> None:
+    # in the square of its length this would take hours
+    with pytest.raises(SpecError):
+        Spec.parse("a" + " " * 1_000_000 + "!")
+    many = ",".join(f"a{index}=1" for index in range(50_000))
+    assert len(Spec.parse(f"a({many})").settings) == 50_000

@@ -96,6 +96,13 @@ IMPLAUSIBLE: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: d["scores"][0]["delta"].update(value=-0.2, ci95=None), "the records of the two cells differ by -0.0999"),
     (lambda d: d["scores"][0]["delta"].update(reference="rtn"), "is one to 'rtn', not to 'none'"),
     (lambda d: d["scores"].append(d["scores"][0]), "acc stands twice"),
+    (scored(stderr=0.1), "does not go with the standard error 0.1"),
+    (scored(stderr=0.001), "does not go with the standard error 0.001"),
+    (scored(chance=0.9), "what acc means is not that of m/softmax/none/hellaswag.json"),
+    (scored(unit="1", value=1.4, ci95=None), "what acc means is not that of m/softmax/none/hellaswag.json"),
+    (scored(unit="1", value=0.3, ci95=None), "the records of the two cells differ by -0.2"),
+    (lambda d: d["settings"]["model"].update(dtype="bfloat16"), "settings.model.dtype is not that of m/softmax/none"),
+    (lambda d: d["identity"].update(calibration_sha256="b" * 64), "identity.calibration_sha256 is not that of"),
     (lambda d: d["identity"].update(weights_sha256="b" * 64), "identity.weights_sha256 is not that of m/softmax/none"),
     (lambda d: d["identity"].update(data_sha256="b" * 64), "identity.data_sha256 is not that of m/softmax/none"),
     (lambda d: d["identity"].update(tokenizer_sha256="A" * 64), "identity.tokenizer_sha256 is no sha256"),
@@ -152,12 +159,16 @@ def test_links_hidden_files_and_what_attacks_a_reader_only_appear(tree: Path, tm
     (folder / ".hidden.json").write_text("{}", encoding="utf-8")
     (folder / "\x1b[2Jclear\u202e.json").write_text("{}", encoding="utf-8")
     (folder / "deep.json").write_text("[" * 200_000, encoding="utf-8")
+    deep = json.loads(only_file(tree).read_text(encoding="utf-8"))
+    nested = json.dumps(deep | {"details": {"x": "HERE"}}).replace('"HERE"', "[" * 1_000 + "]" * 1_000)
+    only_file(tree).write_text(nested, encoding="utf-8")
     (folder / "huge.json").write_text('{"schema": ' + "9" * 5000 + "}", encoding="utf-8")
     with (folder / "large.json").open("wb") as file:
         file.truncate(50 << 20)
     os.mkfifo(folder / "pipe.json")
     found = checked(tree)
     names = ("link.json", "linked", ".hidden.json", "clear", "deep.json", "huge.json", "large.json", "pipe.json")
+    names += ("rtn/hellaswag.json: it is not written as quant-bench writes records",)
     assert all(any(name in line for line in found) for name in names), found
     assert len(found) == len(names)
     text = "\n".join(found)
@@ -191,6 +202,63 @@ def test_a_measured_value_may_not_change_in_silence(tree: Path, base: Path) -> N
     (found,) = checked(tree, "--against", base)
     assert "acc was 0.4 and is 0.4001, with the same versions and digests" in found
     assert checked(tree, "--against", base, "--tolerance", "0.001") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (scored(ci95=[0.389, 0.411], stderr=0.01), "acc low was 0.38 and is 0.389, with the same versions and digests"),
+        (scored(ci95=None), "acc low was 0.38 and is None"),
+        (scored(stderr=0.009), "acc stderr was 0.01 and is 0.009"),
+        (scored(n=101), "acc n was 100 and is 101"),
+        (scored(delta=None), "acc delta was -0.0999"),
+        (lambda d: d["scores"][0]["delta"].update(ci95=[-0.101, -0.099]), "acc delta low was -0.1099"),
+        (lambda d: d["scores"][0]["delta"].update(p_value=0.01), "acc delta p_value was 0.5 and is 0.01"),
+        (scored(better="lower"), "acc was Metric(name='acc', unit='share', better='higher'"),
+        (lambda d: d["coverage"].update(mac_share=0.9), "coverage.mac_share was 0.5 and is 0.9"),
+    ],
+)
+def test_what_is_said_of_a_value_may_not_change_in_silence(
+    change: Callable[[dict[str, Any]], object], problem: str, tree: Path, base: Path
+) -> None:
+    changed(only_file(tree), change)
+    found = checked(tree, "--against", base)
+    assert any(line.startswith("m/softmax/rtn/hellaswag.json: ") and problem in line for line in found), found
+
+
+def test_what_another_draw_of_resamples_or_a_later_difference_changes_is_no_silent_change(
+    tree: Path, base: Path
+) -> None:
+    changed(only_file(base), scored(delta=None))
+    changed(only_file(tree), scored(ci95=[0.3805, 0.4195]))
+    assert checked(tree, "--against", base) == []
+
+
+def test_a_base_without_any_record_is_another_folder_than_was_meant(tree: Path, base: Path) -> None:
+    found = call("submit-check", tree, "--against", base.parent)
+    assert found.exit_code == 1
+    assert "what was there before has no record" in found.stderr
+    empty = base.parent / "empty"
+    empty.mkdir()
+    assert checked(tree, "--against", empty) == []
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_empty(
+    tree: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if str(path) == str(tree / "m" / "softmax"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert checked(tree) == ["m/softmax: Permission denied"]
+    found = call("merge", tree, base, "--out", tmp_path / "out")
+    assert found.exit_code == 1
+    assert "Permission denied" in found.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_value_may_change_with_the_data_that_it_was_measured_on(tree: Path, base: Path) -> None:
@@ -255,6 +323,19 @@ def test_a_conflict_is_decided_by_whom_is_preferred(prefer: str, value: float, t
     assert found.exit_code == 0, found.output
     assert f"kept that of {prefer}: m/softmax/rtn/hellaswag.json" in found.stderr
     assert Record.read(only_file(tmp_path / "out")).scores[0].value == value
+
+
+def test_a_merge_writes_its_folder_and_nothing_else(tree: Path, base: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- leaderboard m: hellaswag acc -->\nold\n<!-- /leaderboard -->\n", encoding="utf-8")
+    assert call("merge", tree, base, "--out", tmp_path / "out").exit_code == 0
+    assert "old" in readme.read_text(encoding="utf-8")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    assert (tmp_path / "out").stat().st_mode == plain.stat().st_mode
+    found = call("merge", tree, base, "--out", base / "both")
+    assert found.exit_code == 2
+    assert "name a folder outside of both" in found.stderr
 
 
 def test_a_merge_replaces_no_folder_and_takes_no_foreign_file(tree: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What commands share: kinds of options, examples, errors in one line, and how outcomes and tables are shown."""
 
+import io
 import os
 import re
 import sys
@@ -31,6 +32,9 @@ class Commands(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run a command."""
+        # a file or pipe may have an encoding that lacks a sign of ours
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(context)
         except (SpecError, UnknownPlugin) as error:

@@ -11,7 +11,9 @@ import pandas as pd
 from quant_bench import report
 from quant_bench.cache import write_atomically
 from quant_bench.commands.common import RESULTS, example, rendered
+from quant_bench.errors import RecordError
 from quant_bench.record import Store
+from quant_bench.report.model_card import model_index, models_of
 from quant_bench.report.text import visible
 
 _FORMATS = (*report.FORMATS, "parquet", "model-index")
@@ -64,10 +66,10 @@ def report_command(how: str | None, check: bool, model: str | None, out: Path | 
 
 def _exported(frame: pd.DataFrame, how: Any, model: str | None) -> str | bytes:
     if how == "model-index":
-        from quant_bench.report.model_card import model_index
-
         return model_index(frame, str(model))
     chosen = frame if model is None else frame[frame["model"] == model].reset_index(drop=True)
+    if chosen.empty and model is not None:
+        raise RecordError(f"there is no record of {model!r}; records are of {models_of(frame)}")
     if how != "parquet":
         return rendered(chosen, how)
     buffer = io.BytesIO()

@@ -28,7 +28,10 @@ def command_for_cell(
     """
     name, _, dtype = cell.model.partition(" ")
     model = {"name": name, "dtype": dtype or "float32"} if like is None else like.settings.get("model", {})
-    words = ["quant-bench", "run", str(model.get("name") or cell.model)]
+    named = str(model.get("name") or cell.model)
+    # nobody who copies a command is handed an option for a name
+    first, last = ([named], []) if not named.startswith("-") else ([], ["--", named])
+    words = ["quant-bench", "run", *first]
     for arm in arms:
         words += ["--arm", arm]
     for quantizer in quantizers:
@@ -39,4 +42,4 @@ def command_for_cell(
             words += [f"--{option}", str(model[option])]
     if results != Path("results"):
         words += ["--results", str(results)]
-    return shlex.join(words)
+    return shlex.join(words + last)

@@ -159,6 +159,8 @@ class _Found:
         for score in ours.scores:
             other = others.get(score.metric)
             if other is None:
+                if score.metric.name in {metric.name for metric in others}:
+                    self._note(ours, score, "its unit, direction, reduction or chance is another one in each")
                 continue
             if score.n != other.n:
                 self._note(ours, score, f"{score.n} and {other.n} items")
@@ -221,7 +223,8 @@ class _Found:
         self.notes.append(f"{named(ours.cell)}: {score.metric.name} is not compared: {why}")
 
     def _without_interval(self, ours: Record, theirs: Record, pair: Pair | str) -> str:
-        why = pair if isinstance(pair, str) else "no column of the answers in the cache gives both numbers"
+        lacking = "no column of the answers in the cache gives both numbers on the same items"
+        why = pair if isinstance(pair, str) else lacking
         commands = dict.fromkeys(self.command(record.cell, record) for record in (ours, theirs))
         again = "".join(f"\n  {command} --force" for command in commands)
         return f"{named(ours.cell)}: an interval cannot be known: {why}; to know it, measure both again:{again}"

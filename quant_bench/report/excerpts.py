@@ -23,19 +23,23 @@ from quant_bench.report.text import markdown
 
 # quantizer and execution
 Key = tuple[str, str]
-_EXCERPT: Final = re.compile(r"(<!-- leaderboard ([^\n]*?): ([^\n]*) -->\n).*?(<!-- /leaderboard -->)", re.DOTALL)
+_BEGIN: Final = "<!-- leaderboard "
+_EXCERPT: Final = re.compile(
+    r"(<!-- leaderboard ([^\r\n]*?): ([^\r\n]*) -->\r?\n)(?:(?!<!-- leaderboard ).)*?(<!-- /leaderboard -->)", re.DOTALL
+)
 
 
 def holds_excerpts(text: str) -> bool:
     """Whether there is anything to fill in."""
-    return _EXCERPT.search(text) is not None
+    return _BEGIN in text
 
 
 def filled(text: str, frame: pd.DataFrame) -> str:
     """The text with every excerpt as the records have it now.
 
     Raises:
-        RecordError: a column has no scores, or scores of several kinds that must not stand in one column.
+        RecordError: a column has no scores, or scores of several kinds that must not stand in one column; or an excerpt
+            does not end, or does not say its columns.
     """
     rows = scored(plain_rows(frame))
 
@@ -43,7 +47,12 @@ def filled(text: str, frame: pd.DataFrame) -> str:
         begin, model, columns, end = found.groups()
         return f"{begin}{_excerpt(rows, model, [column.strip() for column in columns.split(';')])}{end}"
 
-    return _EXCERPT.sub(fill, text)
+    made, count = _EXCERPT.subn(fill, text)
+    if count != text.count(_BEGIN):
+        raise RecordError(
+            f"{_BEGIN}MODEL: TASK METRIC --> stands on a line of its own, and ends with <!-- /leaderboard -->"
+        )
+    return made
 
 
 def _excerpt(rows: list[Row], model: str, columns: list[str]) -> str:
@@ -59,7 +68,8 @@ def _excerpt(rows: list[Row], model: str, columns: list[str]) -> str:
             raise RecordError(f"an excerpt asks for {column!r} of {model}, and the records have {what} of that name")
         name = task.partition("(")[0]
         headings.append(f"{name}: {heading(found[0])} {footnotes.mark(question(found))}")
-        for row in found:
+        # of several seeds any row has what all say together; what must not be ranked goes first, and so it is replaced
+        for row in sorted(found, key=lambda row: row["outdated"] + row["other_items"], reverse=True):
             cells.setdefault((row["quantizer"], row["execution"]), {})[column] = row
     shown = [(executions, cells[key]) for key, executions in _distinct(cells).items()]
     shown.sort(key=lambda row: _place(row[1], columns))
@@ -74,9 +84,9 @@ def _distinct(cells: dict[Key, dict[str, Row]]) -> dict[Key, list[str]]:
     kept: dict[Key, list[str]] = {}
     # those with more columns first; among equals the order of names, so that `integer` comes before `simulated`
     for key in sorted(cells, key=lambda key: (-len(cells[key]), key)):
-        values = {column: row["value"] for column, row in cells[key].items()}
+        values = {column: row["mean"] for column, row in cells[key].items()}
         for other, executions in kept.items():
-            if other[0] == key[0] and values.items() <= {c: row["value"] for c, row in cells[other].items()}.items():
+            if other[0] == key[0] and values.items() <= {c: row["mean"] for c, row in cells[other].items()}.items():
                 executions.append(key[1])
                 break
         else:
@@ -87,7 +97,7 @@ def _distinct(cells: dict[Key, dict[str, Row]]) -> dict[Key, list[str]]:
 def _place(found: dict[str, Row], columns: list[str]) -> list[float]:
     """Best first in the first column, then in the others; what a row lacks stands last."""
     rows = (found.get(column) for column in columns)
-    return [math.inf if row is None else -row["value"] if row["better"] == "higher" else row["value"] for row in rows]
+    return [math.inf if row is None else -row["mean"] if row["better"] == "higher" else row["mean"] for row in rows]
 
 
 def _name(executions: list[str], found: dict[str, Row]) -> Entry:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pandas as pd
 
 from quant_bench.record import Record
-from quant_bench.report.seeds import pool
+from quant_bench.report.seeds import MEANING, pool
 from quant_bench.schemes import execution_of, label
 from quant_bench.score import Delta, Score
 
@@ -62,8 +62,8 @@ def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     best, equal values share the better rank; of several seeds their mean is ranked; none for descriptions, for what is
     no mean of items, and for what the next three mark),
     `uninformative` (the float model is at chance), `outdated` (a newer version of the same plugin is in the group),
-    `other_items` (not the item count of the metric's other rows), `beats_float` (its interval says: better than the
-    float model), and what several seeds say together (`seeds.pool`).
+    `other_items` (not the item count, unit or direction of the metric's other rows), `beats_float` (its interval says:
+    better than the float model), and what several seeds say together (`seeds.pool`).
     """
     rows = [row for record in records for row in _rows(record)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -89,7 +89,7 @@ def asked(record: Record) -> tuple[Any, ...]:
     identity = record.identity
     trained = record.cell.model.startswith(TRAINED)
     matched = identity.get("training_sha256") if trained else identity["weights_sha256"]
-    dtype = identity.get("dtype") or record.settings.get("model", {}).get("dtype")
+    dtype = record.settings.get("model", {}).get("dtype")
     items = record.scores[0].n if record.scores else None
     question = (record.cell.task, record.versions["task"], record.convention, identity["data_sha256"], items)
     return (record.cell.model, matched, dtype, *question)
@@ -98,8 +98,9 @@ def asked(record: Record) -> tuple[Any, ...]:
 def _rows(record: Record) -> list[tuple[Any, ...]]:
     cell, identity = record.cell, record.identity
     quantizer, named = execution_of(cell.quantizer)
-    settings = record.settings["quantizer"]
-    execution = named or settings.get("execution") or ("float" if quantizer == "none" else "foreign")
+    said = str(named or record.settings["quantizer"].get("execution") or "foreign")
+    # rows of this execution are what others are compared with: no setting of a quantizer may say it
+    execution = "float" if quantizer == "none" else "foreign" if said == "float" else said
     model, matched, *question = asked(record)
     covered = (record.coverage or {}).get("mac_share")
     shared: tuple[Any, ...] = (model, identity["weights_sha256"], *question)
@@ -169,7 +170,10 @@ def _mark(frame: pd.DataFrame) -> None:
     # the float model's count is the column's; without it, the largest
     expected = counts.where(reference).groupby(by_metric, dropna=False).transform("max")
     expected = expected.fillna(counts.groupby(by_metric, dropna=False).transform("max"))
-    frame["other_items"] = (counts != expected) & frame["value"].notna()
+    meaning = frame.groupby(list(MEANING), dropna=False).ngroup().astype("float64")
+    usual = meaning.where(reference).groupby(by_metric, dropna=False).transform("first")
+    usual = usual.fillna(meaning.groupby(by_metric, dropna=False).transform("first"))
+    frame["other_items"] = ((counts != expected) | (meaning != usual)) & frame["value"].notna()
     # one seed is judged by its items, several by their spread
     lowest = frame["delta_low"].where(frame["seeds"] < 2, frame["delta_mean_low"])
     highest = frame["delta_high"].where(frame["seeds"] < 2, frame["delta_mean_high"])

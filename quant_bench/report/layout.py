@@ -59,10 +59,13 @@ class Document:
 class Footnotes:
     """Numbered notes of one table; the same text has the same number."""
 
-    texts: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def mark(self, text: str) -> str:
         """The number that stands for a note."""
-        if text not in self.texts:
-            self.texts.append(text)
-        return f"[{self.texts.index(text) + 1}]"
+        return f"[{self.numbers.setdefault(text, len(self.numbers) + 1)}]"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The notes, the first one first."""
+        return tuple(self.numbers)

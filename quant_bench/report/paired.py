@@ -49,17 +49,21 @@ class Pair:
 
         Samples name their columns and not the metrics made of them. A column of the metric's own name is taken where
         both scores follow from it; else the one choice of column and weight from which they do, and none where several
-        different ones would do.
+        different ones would do, or where the two have values of different items.
         """
         found = [
             columns
             for columns in _choices(first.metric, self.first, self.second)
-            if _follows(first, self.first, columns) and _follows(second, self.second, columns)
+            if _follows(first, self.first, columns) and _follows(second, self.second, columns) and self._same(columns)
         ]
         if not found:
             return None
         named = found[0].column == first.metric.name
         return found[0] if named or all(self._alike(found[0], other) for other in found[1:]) else None
+
+    def _same(self, columns: Columns) -> bool:
+        sides = [frame.loc[_usable(*_values(frame, columns)), "item"] for frame in (self.first, self.second)]
+        return all(side.is_unique for side in sides) and set(sides[0]) == set(sides[1])
 
     def _alike(self, columns: Columns, other: Columns) -> bool:
         return all(
@@ -123,9 +127,13 @@ def _values(frame: pd.DataFrame, columns: Columns) -> tuple[Any, Any]:
     return value, frame[columns.weight].to_numpy(dtype="float64", na_value=np.nan)
 
 
+def _usable(value: Any, weight: Any) -> Any:
+    return ~np.isnan(value) & ~np.isnan(weight)
+
+
 def _follows(score: Score, frame: pd.DataFrame, columns: Columns) -> bool:
     value, weight = _values(frame, columns)
-    usable = ~np.isnan(value) & ~np.isnan(weight)
+    usable = _usable(value, weight)
     total = weight[usable].sum()
     if usable.sum() != score.n or total <= 0:
         return False

@@ -8,6 +8,7 @@ import pandas as pd
 
 from quant_bench.cell import BASELINE_ARM
 from quant_bench.report.frame import GROUP, plain_rows
+from quant_bench.report.seeds import MEANING
 from quant_bench.statistics import spread_of
 
 # gate form: sink alone, gate alone, both
@@ -46,7 +47,7 @@ def redundancy(frame: pd.DataFrame) -> pd.DataFrame:
     for row in plain_rows(frame) if complete else ():
         directed = row["better"] in ("higher", "lower") and row["reduction"] in ("mean", "exp")
         if row["state"] == "measured" and directed and not row["outdated"]:
-            place = (row["group"], *(row[name] for name in _ROW), row["seed"])
+            place = (row["group"], *(row[name] for name in (*_ROW, *MEANING)), row["seed"])
             places.setdefault(place, {})[row["arm"]] = row
     rows = [
         _gains(form, [arms[arm] for arm in (BASELINE_ARM, *named)])

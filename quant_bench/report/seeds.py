@@ -9,6 +9,8 @@ from quant_bench.statistics import spread_of
 
 # rows that differ in nothing but the seed; the item count and the versions keep apart what must not be averaged
 _POOL: Final = ("group", "arm", "quantizer", "execution", "arm_version", "quantizer_version", "metric", "n")
+# what a metric's name must stand for, to be one metric
+MEANING: Final = ("unit", "better", "reduction", "chance")
 _OF: Final = (("value", "mean"), ("delta", "delta_mean"), ("arm_delta", "arm_mean"))
 
 
@@ -19,7 +21,7 @@ def pool(frame: pd.DataFrame) -> None:
     `arm_delta`. Each has `…_low` and `…_high`, the Student interval over seeds, none for one seed; `deviation` is the
     standard deviation of `value`, `delta_seeds` and `arm_seeds` say how many seeds have that difference.
     """
-    frame["pool"] = frame.groupby(list(_POOL), dropna=False, sort=False).ngroup()
+    frame["pool"] = frame.groupby([*_POOL, *MEANING], dropna=False, sort=False).ngroup()
     positions = frame[frame["value"].notna()].groupby("pool").indices
     measured = np.flatnonzero(frame["value"].notna())
     several = [measured[found] for found in positions.values() if len(found) > 1]

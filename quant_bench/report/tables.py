@@ -28,7 +28,8 @@ LEGEND: Final = (
     "mean of these ranks, behind the float model.",
     f"{UNINFORMATIVE} uninformative: the float model is at chance, so nothing is ranked.",
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
-    f"{UNRANKED} not ranked: measured by an older version of the plugin, or over another number of items.",
+    f"{UNRANKED} not ranked: measured by an older version of the plugin, over another number of items, or in another "
+    "unit.",
 )
 ARMS: Final = (
     f"{_VERSUS} is the paired difference to the same cell with {BASELINE_ARM} attention on the same items, with "
@@ -112,11 +113,14 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
             entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
         else:
             shown = (found.get(metric) for metric in metrics)
-            entries += [Entry(("–",)) if row is None else Entry(lines(row), row["pool"] in best) for row in shown]
+            seeds = len({row["seed"] for row in scores})
+            entries += [
+                Entry(("–",)) if row is None else Entry(lines(row, seeds), row["pool"] in best) for row in shown
+            ]
         rows.append(tuple(entries))
     headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in metrics)]
     headings += [] if metrics else ["state"]
-    return Table(title, tuple(headings), tuple(rows), tuple(footnotes.texts), 3 + len(several))
+    return Table(title, tuple(headings), tuple(rows), footnotes.texts, 3 + len(several))
 
 
 def _state(row: Row, footnotes: Footnotes) -> str:
@@ -147,9 +151,9 @@ def _block(row: Row, several: list[str]) -> tuple[Any, ...]:
     return (measured, row["label"], row["execution"]) if "arm" in several else (measured,)
 
 
-def lines(score: Row) -> tuple[str, ...]:
-    """Value with its marks, interval, and differences with their intervals."""
-    found = [_marked(score)]
+def lines(score: Row, seeds: int | None = None) -> tuple[str, ...]:
+    """Value with its marks, interval, and differences with their intervals; of so many `seeds` of its row."""
+    found = [_marked(score, seeds or score["seeds"])]
     own = together(score, "value")
     if own is not None and own.low is not None and own.high is not None:
         found.append(between(own.low, own.high))
@@ -170,13 +174,15 @@ def differences(score: Row) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _marked(score: Row) -> str:
+def _marked(score: Row, seeds: int) -> str:
     marks = UNINFORMATIVE * score["uninformative"] + BEATS_FLOAT * score["beats_float"]
     marks += UNRANKED * (score["outdated"] or score["other_items"])
     items = f" (n={score['n']:,})" if score["other_items"] and score["n"] is not None else ""
+    # a seed of another version, item count or unit is no part of the number
+    told = f"{score['seeds']} of {seeds} seeds" if score["seeds"] < seeds else f"{seeds} seeds"
     if score["seeds"] < 2:
-        return number(score["value"]) + marks + items
-    return f"{number(score['mean'])}{marks} ± {number(score['deviation'])} ({score['seeds']} seeds){items}"
+        return number(score["value"]) + marks + items + (f" ({told})" if seeds > 1 else "")
+    return f"{number(score['mean'])}{marks} ± {number(score['deviation'])} ({told}){items}"
 
 
 def _overview(groups: list[list[Row]]) -> Table:
@@ -199,7 +205,7 @@ def _overview(groups: list[list[Row]]) -> Table:
             if not measured:
                 column[key] = Entry((_state(scores[0], footnotes),)), None
             elif metric in measured:
-                first = lines(measured[metric])[0]
+                first = lines(measured[metric], len({row["seed"] for row in scores if row["state"] == "measured"}))[0]
                 # the interval of the value itself stands in the group's own table
                 column[key] = Entry((first, *differences(measured[metric]))), measured[metric]["rank"]
         columns.append(column)
@@ -216,4 +222,4 @@ def _overview(groups: list[list[Row]]) -> Table:
         lead = [shown[key][0]["label"], shown[key][0]["execution"], *_told_apart(shown[key], several)]
         found = (column.get(key, (Entry(("–",)), None))[0] for column in columns)
         rows.append((*(Entry((text,)) for text in lead), *found))
-    return Table("Overview", tuple(headings), tuple(rows), tuple(footnotes.texts), 2 + len(several))
+    return Table("Overview", tuple(headings), tuple(rows), footnotes.texts, 2 + len(several))

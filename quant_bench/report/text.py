@@ -5,12 +5,17 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+# controls, unpaired surrogates, ends of lines, and what Unicode calls default-ignorable: characters that show nothing
+_CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 # signs that start markup wherever they stand; an underscore at a word's edge; what makes a list or a heading of a
 # line's beginning; the full stop and colon by which an address is known
 _MARKDOWN: Final = re.compile(
     r"[\\`*{}\[\]|~$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[#+-]|(?<=^[0-9])\.(?= )"
-    r"|(?<=[A-Za-z])\.(?=[A-Za-z])|:(?=/)"
+    r"|(?<=[A-Za-z])\.(?=[A-Za-z])|(?<=[Ww]{3})\.|:(?=/)"
 )
 _LATEX: Final = {
     "\\": r"\textbackslash{}",
@@ -82,4 +87,5 @@ def latex(text: str) -> str:
 def csv(text: str) -> str:
     """Text that no spreadsheet takes for a formula."""
     shown = visible(text)
-    return f"'{shown}" if shown.lstrip()[:1] in ("=", "+", "-", "@") and shown else shown
+    # the wide forms are what East Asian keyboards type, and spreadsheets read them, too
+    return f"'{shown}" if shown.lstrip()[:1] in tuple("=+-@\uff1d\uff0b\uff0d\uff20") else shown

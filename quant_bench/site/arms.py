@@ -15,7 +15,7 @@ from quant_bench.report.redundancy import FORMS, GAINS
 from quant_bench.report.rows import Row as Score
 from quant_bench.report.rows import Together, heading, model_of, parted, question
 from quant_bench.site.board import CAUSES, Board, Row
-from quant_bench.site.figures import Choice, Figure, Heat, Points, number_in
+from quant_bench.site.figures import Choice, Figure, Heat, Points, is_map, number_in
 from quant_bench.site.models import named, records_of, told_apart_by
 
 _DAMAGE: Final = "injection_damage_"
@@ -217,7 +217,7 @@ def attention_map(board: Board, arm: str) -> Figure:
             if isinstance(heads, list) and isinstance(index, int):
                 by_layer[index] = [number_in(mass) for mass in heads]
         width = max((len(heads) for heads in by_layer.values()), default=0)
-        if width:
+        if is_map(len(by_layer), width):
             z = [heads + [None] * (width - len(heads)) for _, heads in sorted(by_layer.items())]
             heat = Heat(list(range(width)), [str(index) for index in sorted(by_layer)], z, False, path)
             choices.append(Choice(keys, heat, "head", "layer"))
@@ -236,7 +236,7 @@ def depth_map(board: Board, arm: str) -> Figure:
         }
         # records sort their keys as texts
         sources = sorted({name for weights in routers.values() for name in weights}, key=_in_depth)
-        if sources:
+        if is_map(len(routers), len(sources)):
             z = [[weights.get(source) for source in sources] for weights in routers.values()]
             choices.append(Choice(keys, Heat(sources, list(routers), z, False, path), "source", "router"))
     caption = "Mean weight that the read before a sublayer gives to each earlier state."

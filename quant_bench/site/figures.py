@@ -3,9 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from quant_bench.report.rows import Together
+
+# places of a map: more are no table that a task wrote, and would take all memory
+_MOST_PLACES: Final = 1_000_000
 
 
 @dataclass
@@ -137,6 +140,11 @@ def number_in(value: object) -> float | None:
         return None
     # an integer may be too large for a float
     return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
+
+
+def is_map(rows: int, columns: int) -> bool:
+    """Whether a table has anything to show, and not so much that no page could."""
+    return 0 < rows * columns <= _MOST_PLACES
 
 
 def positive(values: Iterable[float | None]) -> bool:

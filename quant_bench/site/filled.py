@@ -1,5 +1,6 @@
 """Ranked frame -> board: what stands in which row and column, and in which order."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,12 +13,13 @@ from quant_bench.report.best import best_pools
 from quant_bench.report.frame import plain_rows
 from quant_bench.report.rows import Row as Score
 from quant_bench.report.rows import by_metric, heading, headline, model_of, parted, question, together
+from quant_bench.report.seeds import MEANING
 from quant_bench.report.tables import BEATS_FLOAT, UNINFORMATIVE, UNRANKED
 from quant_bench.site.board import CAUSES, CHECKS, Board, Column, Model, Number, Row, ranks, short
 
 # a metric of cells that have no scores at all
 _NO_METRIC: Final = "state"
-_MEANING: Final = ("unit", "better", "reduction", "chance")
+_NO_KEY: Final = re.compile(r"[^A-Za-z0-9_.]+")
 
 
 def bits_of(record: Record) -> str:
@@ -118,19 +120,20 @@ def _columns(group: list[Score], columns: dict[tuple[Any, ...], int], headed: li
     for metric in dict.fromkeys([row["metric"] for row in scored] or [_NO_METRIC]):
         row = meaning.get(metric)
         # two units or directions of one name are two metrics
-        of_metric: list[Any] = [row[name] for name in _MEANING] if row else ["", "neither", "", None]
+        of_metric: list[Any] = [row[name] for name in MEANING] if row else ["", "neither", "", None]
         identity = (*asked, metric, *of_metric)
         if identity not in columns:
             columns[identity] = len(headed)
             task = first["task"].partition("(")[0]
             headed.append(
                 Column(
-                    key=f"{task}.{metric}.{short(*identity)[:6]}",
+                    # an address has a comma between two keys, and a minus before one that sorts down
+                    key=f"{task}.{_NO_KEY.sub('-', metric)[:60]}.{short(*identity)[:6]}",
                     task=task,
                     question=question(group),
                     metric=metric,
                     heading=heading(row) if row else _NO_METRIC,
-                    **dict(zip(_MEANING, of_metric, strict=True)),
+                    **dict(zip(MEANING, of_metric, strict=True)),
                     headline=metric == head,
                 )
             )

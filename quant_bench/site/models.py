@@ -9,7 +9,7 @@ from quant_bench.record import Record
 from quant_bench.report.rows import parted
 from quant_bench.report.text import number
 from quant_bench.site.board import Board, Row, ranks
-from quant_bench.site.figures import Choice, Figure, Heat, Points, number_in, positive
+from quant_bench.site.figures import Choice, Figure, Heat, Points, is_map, number_in, positive
 
 # column of a record's table of tensors -> what it is; docs of the task outliers define them
 SIZES: Final = {
@@ -173,10 +173,10 @@ def _tensors(record: Record) -> list[tuple[str, int, dict[str, float]]]:
 
 def _heat(tensors: list[tuple[str, int, dict[str, float]]], statistic: str, path: str) -> Heat | None:
     known = {(site, layer): numbers[statistic] for site, layer, numbers in tensors if statistic in numbers}
-    if not known:
-        return None
     sites = sorted({site for site, _ in known}, key=_in_a_layer)
     layers = sorted({layer for _, layer in known})
+    if not is_map(len(sites), len(layers)):
+        return None
     z = [[known.get((site, layer)) for layer in layers] for site in sites]
     return Heat(layers, [site.replace("_", " ") for site in sites], z, positive(known.values()), path)
 

@@ -73,7 +73,7 @@ def _costs(board: Board, rows: list[Row], shown: list[Row], index: int) -> dict[
     width = _WIDTHS.get(board.models[rows[0].model].dtype)
     for row in shown:
         pair = of_row[row.key]
-        if pair is not None and pair[1] > 0:
+        if pair is not None:
             costs[_BITS][row.key] = 32 * pair[0] / pair[1]
             costs[_MEMORY][row.key] = pair[0] / 1e6
         elif row.execution == "float" and width is not None:
@@ -94,7 +94,7 @@ def _storage(board: Board, row: Row) -> tuple[float, float] | None:
         for path in number.paths:
             said = board.records[path].coverage or {}
             stored, floats = number_in(said.get("weight_bytes")), number_in(said.get("float_bytes"))
-            if stored is not None and floats is not None:
+            if stored is not None and floats is not None and stored >= 0 and floats >= 1:
                 return stored, floats
     return None
 

@@ -1,7 +1,6 @@
 """Whether a tree of records may be taken over: what a results repository's CI asks of every change."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Final
 
 from quant_bench import registry
 from quant_bench.errors import RecordError
-from quant_bench.record import Record
+from quant_bench.record import Record, files_below
 from quant_bench.record_json import parsed, validate
 from quant_bench.score import Score
 from quant_bench.submission.plausible import implausible, inconsistent
@@ -48,7 +47,8 @@ class Tree:
         records: dict[str, Record] = {}
         texts: dict[str, bytes] = {}
         problems: list[Problem] = []
-        for path in _entries(root):
+        unread: list[OSError] = []
+        for path in files_below(root, unread):
             name = path.relative_to(root).as_posix()
             try:
                 if path.is_symlink():
@@ -59,6 +59,7 @@ class Tree:
                 records[name] = record
             except (RecordError, OSError) as error:
                 problems.append(Problem(name, str(error).removeprefix(f"{path}: ")))
+        problems += [Problem(Path(one.filename).relative_to(root).as_posix(), str(one.strerror)) for one in unread]
         return cls(records, texts, tuple(problems))
 
 
@@ -70,9 +71,14 @@ def check(tree: Tree, base: Tree | None = None, tolerance: float = TOLERANCE) ->
     Args:
         tree: what is submitted, as a whole: with what was there before.
         base: what was there before.
-        tolerance: a measured value may differ from the one in `base` by this share of it. Above, the change must have
-            a reason in the record: other versions of the plugins, or other digests.
+        tolerance: a measured value and what is said of it may differ from `base` by this share of the value. Above,
+            the change must have a reason in the record: other versions of the plugins, or other digests.
+
+    Raises:
+        RecordError: `base` has files and no record among them: it is another folder than was meant.
     """
+    if base is not None and base.problems and not base.records:
+        raise RecordError(f"what was there before has no record, and files that are none, such as {base.problems[0]}")
     found = list(tree.problems)
     cells = {record.cell: record for record in tree.records.values()}
     for name, record in tree.records.items():
@@ -86,17 +92,6 @@ def check(tree: Tree, base: Tree | None = None, tolerance: float = TOLERANCE) ->
     if base is not None:
         found += _changes(tree, base, tolerance)
     return sorted(found, key=lambda problem: (problem.path, problem.what))
-
-
-def _entries(root: Path) -> Iterator[Path]:
-    """Files and links in the models' folders, hidden ones too; `.git` and what lies beside the folders are not ours."""
-    for folder, folders, names in os.walk(root):
-        here = Path(folder)
-        if here == root:
-            folders[:] = [name for name in folders if not name.startswith(".")]
-        links = [name for name in folders if (here / name).is_symlink()]
-        folders.sort()
-        yield from (here / name for name in sorted([*links, *(names if here != root else ())]))
 
 
 def _as_written(record: Record, text: bytes) -> bool:
@@ -136,22 +131,60 @@ def _changes(tree: Tree, base: Tree, tolerance: float) -> Iterator[Problem]:
 
 
 def _changed(before: Record, after: Record, tolerance: float) -> Iterator[str]:
-    """What a measured record lost, and values that changed without a reason in the record."""
+    """What a measured record lost, and numbers that changed without a reason in the record."""
     if after.state != "measured":
         yield f"it was measured and is {after.state}"
         return
-    values = {score.metric.name: score.value for score in after.scores}
+    scores = {score.metric.name: score for score in after.scores}
     explained = _circumstances(before) != _circumstances(after)
     for score in before.scores:
         name = score.metric.name
-        if name not in values:
+        if name not in scores:
             yield f"{name} is gone"
-        elif not explained and not _close(score, values[name], tolerance):
-            yield f"{name} was {score.value!r} and is {values[name]!r}, with the same versions and digests"
+        elif not explained:
+            for what, was, now in _apart(score, scores[name], tolerance):
+                yield f"{name}{what} was {was!r} and is {now!r}, with the same versions and digests"
+    if not explained:
+        for what, was in _stored(before).items():
+            now = _stored(after)[what]
+            if was is not None and was != now:
+                yield f"coverage.{what} was {was!r} and is {now!r}, with the same versions and digests"
 
 
-def _close(score: Score, value: float, tolerance: float) -> bool:
-    return math.isclose(score.value, value, rel_tol=tolerance, abs_tol=tolerance * (score.metric.unit == "share"))
+def _apart(before: Score, after: Score, tolerance: float) -> Iterator[tuple[str, object, object]]:
+    """The first number of a score that is not what it was; one that was not there may be."""
+    if before.metric != after.metric:
+        yield "", before.metric, after.metric
+        return
+    size = tolerance * max(abs(before.value), before.metric.unit == "share")
+    numbers = _numbers(after)
+    for what, (was, drawn) in _numbers(before).items():
+        now, _ = numbers.get(what, (None, 0.0))
+        if was is not None and (now is None or not math.isclose(was, now, rel_tol=tolerance, abs_tol=size + drawn)):
+            yield what, was, now
+            return
+
+
+def _numbers(score: Score) -> dict[str, tuple[float | None, float]]:
+    """All numbers of a score by what they are, the value without a name, and how far another draw may move each."""
+    differences = ((" delta", score.delta), (" arm_delta", score.arm_delta))
+    found: dict[str, tuple[float | None, float]] = {"": (score.value, 0.0), " n": (score.n, 0.0)}
+    found[" stderr"] = score.stderr, 0.0
+    for name, delta in differences:
+        if delta is not None:
+            found |= {name: (delta.value, 0.0), f"{name} p_value": (delta.p_value, 0.0)}
+    for name, one in (("", score), *differences):
+        if one is not None and one.ci95 is not None:
+            low, high = one.ci95
+            # other resamples move an end by about a hundredth of the width
+            drawn = (high - low) / 20
+            found |= {f"{name} low": (low, drawn), f"{name} high": (high, drawn)}
+    return found
+
+
+def _stored(record: Record) -> dict[str, object]:
+    """Numbers of the coverage."""
+    return {name: (record.coverage or {}).get(name) for name in ("mac_share", "weight_bytes", "float_bytes")}
 
 
 def _circumstances(record: Record) -> tuple[object, ...]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from quant_bench import report
-from quant_bench.cache import folder_made_whole
-from quant_bench.errors import RecordError
+from quant_bench.cache import folder_made_whole, write_atomically
+from quant_bench.errors import RecordError, SpecError
 from quant_bench.record import Record
 from quant_bench.submission.check import Tree
 
@@ -42,9 +42,13 @@ def merge(first: Path, second: Path, out: Path, prefer: Preferred | None = None)
     Raises:
         RecordError: a file in one of the folders is no record, or both have a record that `prefer` does not decide
             about; the message names every one. Or `out` holds something.
+        SpecError: `out` lies in one of the folders, where its records would not lie where their content says.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecordError(f"{out} exists and is not empty: nothing was merged")
+    for root in (first, second):
+        if root.resolve() in (out.resolve(), *out.resolve().parents):
+            raise SpecError(f"{out} lies in {root}: name a folder outside of both")
     ours, theirs = Tree.read(first), Tree.read(second)
     problems = [
         f"{root / one.path}: {one.what}" for root, tree in ((first, ours), (second, theirs)) for one in tree.problems
@@ -67,7 +71,8 @@ def merge(first: Path, second: Path, out: Path, prefer: Preferred | None = None)
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        report.write(work, report.leaderboard(work))
+        # the leaderboard alone: a README beside the new folder is no part of it
+        write_atomically(work / report.FILE, report.rendered(report.leaderboard(work), "markdown").encode())
     return Merged(len(texts), len(ours.texts.keys() - both), len(theirs.texts.keys() - both), conflicts)
 
 

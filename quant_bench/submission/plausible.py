@@ -1,5 +1,6 @@
 """What a record's numbers must be to be possible at all, alone and beside the cell that they are compared with."""
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ from quant_bench.score import Delta, Score
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _ROUNDING: Final = 1e-9
+# an interval of 95 % is 2 · 1.96 standard errors wide where means are normal, and within this factor of it elsewhere
+_NORMAL, _FACTOR = 3.92, 3.0
 # lowest values of metrics by their name
 _LOWEST: Final[Mapping[str, float]] = {"kl": 0.0, "bits_per_byte": 0.0}
 
@@ -46,7 +49,7 @@ def implausible(record: Record, others: Mapping[Cell, Record]) -> Iterator[str]:
 
 
 def inconsistent(records: Mapping[Cell, Record]) -> Iterator[tuple[Cell, str]]:
-    """Digests that differ within a model though its name says that they are of one thing.
+    """Digests and meanings that differ within a model though their names say that they are of one thing.
 
     A model that is trained here has weights for each arm and seed, but one training.
     """
@@ -59,14 +62,18 @@ def inconsistent(records: Mapping[Cell, Record]) -> Iterator[tuple[Cell, str]]:
             "tokenizer_sha256": (cell.model,),
             "training_sha256": (cell.model,),
             "data_sha256": (cell.model, cell.task, record.versions["task"], record.convention),
+            "calibration_sha256": (cell.model, json.dumps(record.settings.get("calibration"), sort_keys=True)),
         }
-        for name, of in one_each.items():
-            digest = identity.get(name)
-            if digest is None:
+        said = [(f"identity.{name}", (name, *of), identity.get(name)) for name, of in one_each.items()]
+        said.append(("settings.model.dtype", ("dtype", cell.model), record.settings.get("model", {}).get("dtype")))
+        of_task = (cell.model, cell.task, record.versions["task"])
+        said += [(f"what {one.metric.name} means", (*of_task, one.metric.name), one.metric) for one in record.scores]
+        for name, of, content in said:
+            if content is None:
                 continue
-            first, known = seen.setdefault((name, *of), (cell, digest))
-            if known != digest:
-                yield cell, f"identity.{name} is not that of {first.path(Path()).as_posix()}"
+            first, known = seen.setdefault(of, (cell, content))
+            if known != content:
+                yield cell, f"{name} is not that of {first.path(Path()).as_posix()}"
 
 
 def _of_score(score: Score) -> Iterator[str]:
@@ -85,6 +92,15 @@ def _of_score(score: Score) -> Iterator[str]:
         yield f"the standard error is {score.stderr!r}"
     if not _contains(score.ci95, value):
         yield f"its interval {list(score.ci95 or ())} does not contain {value!r}"
+    if score.ci95 is not None and score.stderr is not None and metric.reduction != "none":
+        low, high = score.ci95
+        width, error = high - low, score.stderr
+        if metric.reduction == "exp" and low > 0:
+            # an exponential's interval is even in the logarithm
+            width, error = math.log(high / low), error / value
+        usual, rounding = _NORMAL * error, _ROUNDING * max(1.0, abs(value))
+        if not usual / _FACTOR - rounding <= width <= usual * _FACTOR + rounding:
+            yield f"its interval {list(score.ci95)} does not go with the standard error {score.stderr!r}"
 
 
 def _of_delta(score: Score, delta: Delta, record: Record, other: Record | None, expected: str) -> Iterator[str]:
@@ -96,7 +112,7 @@ def _of_delta(score: Score, delta: Delta, record: Record, other: Record | None, 
         yield f"p value is {delta.p_value!r}"
     if other is None or other.state != "measured" or asked(other) != asked(record):
         return
-    found = next((one for one in other.scores if one.metric == score.metric and one.n == score.n), None)
+    found = next((one for one in other.scores if one.metric.name == score.metric.name and one.n == score.n), None)
     if found is None:
         return
     difference = score.value - found.value

@@ -57,7 +57,7 @@ def write_tree(results: Path, out: Path) -> Tree:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     frame = report.long_frame(tree.records.values())
-    report.write(out / RECORDS, frame)
+    (out / RECORDS / report.FILE).write_bytes(report.rendered(frame, "markdown").encode())
     for how in ("csv", "json"):
         (out / f"scores.{how}").write_text(report.rendered(frame, how), encoding="utf-8")
     frame.to_parquet(out / "scores.parquet", index=False)
@@ -93,12 +93,13 @@ def publish_folder(results: Path, target: Path) -> int:
         _refuse_loss(known, tree, str(target))
         for name in present - {path.name for path in made.iterdir()}:
             _copy(target / name, made / name)
-        if target.exists():
-            target.rename(old)
         try:
+            if target.exists():
+                target.rename(old)
             made.rename(target)
         except BaseException:
-            if old.exists():
+            # whenever it comes: what leaves this block in the old place is deleted
+            if old.exists() and not target.exists():
                 old.rename(target)
             raise
     return len(tree.records)

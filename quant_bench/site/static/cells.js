@@ -32,7 +32,7 @@
   const meaning = {
     [board.signs.uninformative]: "uninformative: the float model is at chance",
     [board.signs.beats]: "better than the float model beyond its interval: look for the reason before believing it",
-    [board.signs.unranked]: "not ranked: an older version of the plugin, or another number of items",
+    [board.signs.unranked]: "not ranked: an older version of the plugin, another number of items, or another unit",
   };
 
   site.explainCell = (row, column, cell) => {

@@ -56,11 +56,11 @@
     const sort = given.get("sort") || "";
     state.down = sort.startsWith("-");
     const name = sort.replace(/^-/, "");
-    if (byKey.has(name) || name in plain || name === "quantizer") state.sort = name;
+    if (byKey.has(name) || Object.hasOwn(plain, name) || name === "quantizer") state.sort = name;
     if (given.has("columns")) {
       const wanted = given.get("columns").split(",");
       state.columns = new Set(wanted.filter((key) => byKey.has(key)).map((key) => byKey.get(key)));
-      state.plain = new Set(wanted.filter((key) => key in plain));
+      state.plain = new Set(wanted.filter((key) => Object.hasOwn(plain, key)));
     }
     const known = new Set(board.rows.map((row) => row.key));
     state.picked = given.getAll("row").filter((key) => known.has(key)).slice(0, 2);
