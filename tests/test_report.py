@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -268,13 +270,25 @@ def test_latex_takes_no_command_from_records() -> None:
     found = report.rendered(nasty(), "latex")
     body = "\n".join(line for line in found.splitlines() if not line.startswith("%"))
     commands = set(re.findall(r"\\([A-Za-z]+)", body))
-    known = "begin caption toprule midrule bottomrule end par footnotesize shortstack cdot dag ddag uparrow Delta ldots"
+    known = "symbol begin caption toprule midrule bottomrule end par footnotesize shortstack cdot dag ddag uparrow Delta ldots"
     assert commands <= {*known.split(), *re.findall("text[a-z]+", " ".join(commands))}
     assert body.count("\\begin{tabular}") == body.count("\\end{tabular}") == 1
     unescaped = re.sub(r"\\[\\{}$&#%_]", "", body)
     assert unescaped.count("{") == unescaped.count("}")
     assert "%" not in unescaped
     assert "#" not in unescaped
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex with booktabs")
+def test_the_latex_table_compiles_with_booktabs_alone(tmp_path: Path) -> None:
+    cells = [record("none", [score(0.5)]), record("rtn", [score(0.4, delta=versus(-0.1))])]
+    tables = (report.long_frame(cells), nasty())
+    body = "\n".join(report.rendered(table, "latex") for table in tables)
+    packages = r"\documentclass{article}\usepackage{booktabs}\usepackage[landscape]{geometry}"
+    (tmp_path / "table.tex").write_text(packages + r"\begin{document}" + body + r"\end{document}", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_csv_has_no_formula_and_is_read_back() -> None:

@@ -31,7 +31,7 @@ _LATEX: Final = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': r"\symbol{34}",
     "±": r"$\pm$",
     "×": r"$\times$",
     "Δ": r"$\Delta$",
