@@ -77,7 +77,7 @@ RECIPES := none $(INTEGER) $(WEIGHTS) w6a6-integer w2a16 $(INTEGER:%=smoothquant
   $(WEIGHTS:%=quarot:%) $(foreach recipe,gptq awq,$(patsubst %,$(recipe):%,$(filter-out %static-integer,$(INTEGER)) $(WEIGHTS))) \
   $(foreach scheme,w4a8 w4a4 w4a4g128,quarot:$(scheme)-integer(weights=gptq)) \
   $(foreach scheme,w4a8-integer w4a4-integer w4a4g128-integer $(WEIGHTS),omniquant:$(scheme)(epochs=5)) \
-  llm_int8:w8a8-integer $(WEIGHTS:%=hqq:%) hqq:w4a8-integer fp8 mxfp4 nvfp4 mxfp4a16 nvfp4a16 mixed quanto
+  llm_int8:w8a8-integer $(WEIGHTS:%=hqq:%) hqq:w4a8-integer fp8 mxfp4 nvfp4 mxfp4a16 nvfp4a16 mixed:w4a16 quanto
 results-recipes: $(VENV)/.installed
 	$(BIN)/quant-bench run $(MODEL) $(RECIPES:%=--quantizer '%') $(FEW)
 	$(BIN)/quant-bench run $(MODEL) --quantizer none --task sensitivity

@@ -91,6 +91,7 @@ def quantize(
 
     Raises:
         Blocked: the quantizer needs calibration text and there is none.
+        ModelError: the model is quantized already.
     """
     from quant_bench import registry
     from quant_bench.cache import cache_folder

@@ -202,6 +202,32 @@ def test_weights_that_do_not_fit_are_an_error(folder: Path, options: LoadOptions
         load_model(str(folder), options)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("weight_scale", torch.float8_e4m3fn), ("bias", torch.float32)])
+def test_what_the_configuration_leaves_out_of_a_product_is_an_error(
+    folder: Path, options: LoadOptions, name: str, dtype: torch.dtype
+) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    place = "model.layers.1.mlp.up_proj"
+    # 8-bit floats whose scale nobody applies, or a bias that nobody adds
+    tensors[f"{place}.weight"] = tensors[f"{place}.weight"].to(dtype)
+    tensors[f"{place}.{name}"] = torch.full((24,), 3.0)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"it has no model.layers.1.mlp.up_proj.{name}"):
+        load_model(str(folder), options)
+
+
+def test_tensors_of_other_modules_stay_away(folder: Path, options: LoadOptions) -> None:
+    file = folder / "model.safetensors"
+    before = load_model(str(folder), options).module.state_dict()
+    tensors = load_file(file)
+    for name in ("vision_tower.weight", "model.layers.0.self_attn.masked_bias", "model.rotary_emb.inv_freq"):
+        tensors[name] = torch.ones(2)
+    save_file(tensors, file, metadata={"format": "pt"})
+    after = load_model(str(folder), options).module.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
 def test_a_truncated_weight_file_is_an_error(folder: Path, options: LoadOptions) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

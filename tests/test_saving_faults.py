@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quant_bench import models, registry
+from quant_bench.cache import file_sha256
 from quant_bench.errors import ModelError
 from quant_bench.export import save_compressed
 from quant_bench.lowbit import linear
@@ -18,6 +19,7 @@ from quant_bench.lowbit.kernels import Kernel, choose_kernel
 from quant_bench.model import LanguageModel
 from quant_bench.models.manifest import MANIFEST, WEIGHTS
 from quant_bench.models.saving import require_free
+from quant_bench.quantizer import Calibration
 from quant_bench.testing.tokens import tiny_calibration
 from quant_bench.tiny import tiny_model
 
@@ -69,9 +71,10 @@ def test_weights_are_as_readable_as_their_folder(save: Callable[[LanguageModel, 
     assert modes == {(tmp_path / "plain" / "file").stat().st_mode}
 
 
-def test_a_mount_point_is_refused_before_any_work() -> None:
-    with pytest.raises(ModelError, match="mount point"):
-        require_free(Path("/"))
+@pytest.mark.parametrize(("folder", "reason"), [("/", "mount point"), ("/dev/null/x/y", "nothing can be saved in")])
+def test_a_place_that_takes_no_folder_is_refused_before_any_work(folder: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        require_free(Path(folder))
 
 
 @pytest.mark.parametrize("name", ["added_tokens.json", "chat_template.jinja", "model.safetensors", "sub/any.txt"])
@@ -163,3 +166,33 @@ def test_the_manifest_names_every_other_file(saved: Path) -> None:
     names = {path.name for path in saved.iterdir()} - {MANIFEST}
     assert WEIGHTS in names
     assert set(json.loads((saved / MANIFEST).read_text())["files"]) == names
+
+
+def test_a_quantized_model_is_not_quantized_once_more() -> None:
+    # the smoothed weights would stand under the name of w8a8
+    model = quantized("smoothquant(activation_bits=16,weight_bits=16)")
+    with pytest.raises(ModelError, match="quantized already"):
+        models.quantize_with(registry.build("quantizers", "w8a8"), model, Calibration())
+
+
+def test_a_dtype_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:
+    plain = tiny_model("llama")
+    model = models.from_module(plain.module.double(), plain.tokenizer)
+    with pytest.raises(ModelError, match="computes in float64"):
+        models.save(models.quantize_with(registry.build("quantizers", "w8a8"), model, Calibration()), tmp_path / "x")
+
+
+def test_a_folder_saved_without_trust_runs_no_code(saved: Path) -> None:
+    marker = saved.parent / "ran"
+    config = json.loads((saved / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.Own"}
+    (saved / "config.json").write_text(json.dumps(config))
+    (saved / "own.py").write_text(
+        f"from pathlib import Path\nfrom transformers import LlamaConfig\nPath({str(marker)!r}).touch()\n"
+        "class Own(LlamaConfig):\n    pass\n"
+    )
+    content = json.loads((saved / MANIFEST).read_text())
+    content["files"] |= {name: file_sha256(saved / name) for name in ("config.json", "own.py")}
+    (saved / MANIFEST).write_text(json.dumps(content))
+    assert not models.load_model(str(saved), models.LoadOptions(trust_remote_code=True)).identity.trust_remote_code
+    assert not marker.exists()

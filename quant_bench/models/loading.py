@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def load_model(name: str, options: LoadOptions | None = None) -> LanguageModel:
         raise ModelError(
             f"{name!r} was quantized with float parts in {stored}: ask for that dtype, not {options.dtype}"
         )
+    # a model that was quantized without code of its own needs none, and its record says that none ran
+    options = replace(options, trust_remote_code=source.identity.trust_remote_code and options.trust_remote_code)
     with quiet():
         tokenizer = _tokenizer(source, options)
         arm = folders.arm_of(source.folder)
@@ -140,6 +143,11 @@ def _module(source: Source, options: LoadOptions) -> Any:
         if report[key]:
             first = sorted(map(str, report[key]))[0]
             raise ModelError(f"{name!r}: weights do not fit the configuration ({key.split('_')[0]}: {first})")
+    # a bias or a scale of a module that is there; those of others (a vision tower, old masks) may stay away
+    own = {path for path, child in module.named_modules() if child._parameters}
+    dropped = sorted(key for key in map(str, report["unexpected_keys"]) if key.rpartition(".")[0] in own)
+    if dropped:
+        raise ModelError(f"{name!r}: weights do not fit the configuration (it has no {dropped[0]})")
     return module
 
 
@@ -147,10 +155,12 @@ def untrained(config: Any, arm: str, identity: ModelIdentity, tokenizer: Any) ->
     """A model of a configuration with its arm, for weights to be loaded into.
 
     Raises:
-        ModelError: the configuration is none of a model here.
+        ModelError: the configuration or the dtype is none of a model here.
     """
     from transformers import AutoModelForCausalLM
 
+    if identity.dtype not in _DTYPES:
+        raise ModelError(f"{identity.name!r} computes in {identity.dtype}, not in {', '.join(_DTYPES)}")
     config = copy.deepcopy(config)
     if hasattr(config, folders.ARM_KEY):
         delattr(config, folders.ARM_KEY)

@@ -1,6 +1,7 @@
 """Quantizing a model so that it knows what was done to it."""
 
 from quant_bench import registry
+from quant_bench.errors import ModelError
 from quant_bench.model import LanguageModel, Recipe
 from quant_bench.quantizer import Calibration, Quantizer
 
@@ -13,7 +14,12 @@ def quantize_with(quantizer: Quantizer, model: LanguageModel, calibration: Calib
         model: given away.
         calibration: token batches, where the quantizer wants some.
         seed: that chose them.
+
+    Raises:
+        ModelError: the model has a recipe already; two would stand under the name of the second.
     """
+    if model.recipe is not None:
+        raise ModelError(f"{model.identity.name!r} is quantized already ({model.recipe.quantizer}): load it anew")
     model = quantizer.quantize(model, calibration)
     text = registry.canonical("quantizers", quantizer)
     if text != "none":

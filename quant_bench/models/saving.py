@@ -1,5 +1,6 @@
 """Saving a model: a float one as transformers does, a quantized one with its codes and a manifest."""
 
+import tempfile
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -51,12 +52,18 @@ def require_free(folder: Path) -> Path:
     """The folder, if something can be saved there.
 
     Raises:
-        ModelError: there is a file, or a folder with something in it, or one that nothing can take the place of.
+        ModelError: there is a file, or a folder with something in it, or one that nothing can take the place of; or its
+            place cannot be written to.
     """
     if folder.is_mount():
         raise ModelError(f"{str(folder)!r} is a mount point: save to a new folder in it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{str(folder)!r} is there already: save to a new folder")
+    place = next(above for above in folder.absolute().parents if above.exists())
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise ModelError(f"nothing can be saved in {str(place)!r}: {error}") from error
     return folder
 
 
