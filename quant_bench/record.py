@@ -198,7 +198,7 @@ class Store:
         (`LEADERBOARD.md`) and hidden files (left by a killed process) are no records.
         """
         records, problems, unread = [], [], list[OSError]()
-        with _uncollected():
+        with uncollected():
             for path in files_below(root, unread):
                 if any(part.startswith(".") for part in path.parts[len(root.parts) :]):
                     continue
@@ -230,8 +230,8 @@ def _check_file(path: Path) -> None:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Records hold no cycles, and looking for them among thousands takes a fifth of the time of reading them."""
+def uncollected() -> Iterator[None]:
+    """Neither records nor tables of them hold cycles, and to look for some takes a fifth of the time of making them."""
     was = gc.isenabled()
     gc.disable()
     try:

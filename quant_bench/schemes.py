@@ -170,6 +170,8 @@ def _format_label(spec: Spec) -> str:
     if full["activations"] not in (full["weights"], "float"):
         return str(spec)
     name = f"{full['weights']}{'a16' if full['activations'] == 'float' else ''}{_suffix(full)}"
+    if not is_format(name):
+        return str(spec)
     return str(Spec(name, {key: value for key, value in full.items() if key not in _FORMAT_DEFAULTS}))
 
 

@@ -195,6 +195,15 @@ def test_a_missing_cell_is_named_with_the_command_that_measures_it(quantizer: st
     assert options["results"] == Path("else where")
 
 
+def test_seeds_of_another_unit_are_compared_but_not_averaged() -> None:
+    percent = replace(LOSS, unit="percent")
+    made = [
+        record(arm, {LOSS if seed else percent: 3.0 + seed}, seed) for arm in ("gated", "softmax") for seed in (0, 1)
+    ]
+    found = compare(made, "gated", "softmax").frame
+    assert (found["seeds"].tolist(), sorted(found["unit"])) == ([1, 1], sorted([LOSS.unit, "percent"]))
+
+
 def test_a_model_that_is_named_like_an_option_is_none_in_a_command() -> None:
     made = record("softmax", {LOSS: 3.0})
     made = replace(made, cell=replace(made.cell, model="--force"), settings={**made.settings, "model": {}})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import string
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -211,3 +212,22 @@ def test_long_blanks_and_many_settings_are_read_in_one_pass() -> None:
         Spec.parse("a" + " " * 1_000_000 + "!")
     many = ",".join(f"a{index}=1" for index in range(50_000))
     assert len(Spec.parse(f"a({many})").settings) == 50_000
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-20, 20),
+    st.floats(-20, 20),
+    st.sampled_from(["fp8", "float", "a b", "", "8"]),
+)
+
+
+@given(
+    st.sampled_from(["rtn", "fp", "gptq", "none"]),
+    st.dictionaries(st.sampled_from([*schemes.DEFAULTS, "weights", "activations", "more"]), VALUES, max_size=4),
+)
+def test_every_quantizer_of_a_record_has_a_label_that_can_be_read(name: str, given_settings: dict[str, Any]) -> None:
+    canonical = str(Spec(name, given_settings))
+    label = schemes.label(canonical)
+    assert str(Spec.parse(label)) == label

@@ -23,7 +23,7 @@ __all__ = ["COLUMNS", "FLIP_COLUMNS", "POOL", "Comparison", "Missing", "command_
 
 _PLACE: Final = (*GROUP, "arm", "arm_version", "quantizer", "label", "quantizer_version")
 # what the differences of several seeds must agree in before their mean says anything
-POOL: Final = (*_PLACE, "first_version", "second_version", "metric", "n")
+POOL: Final = (*_PLACE, "first_version", "second_version", "metric", "unit", "better", "reduction", "n")
 COLUMNS: Final = (
     *("by", "first", "second", *_PLACE, "first_version", "second_version"),
     *("metric", "unit", "better", "reduction", "n", "seed", "first_value", "second_value"),

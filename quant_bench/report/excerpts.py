@@ -66,10 +66,11 @@ def _excerpt(rows: list[Row], model: str, columns: list[str]) -> str:
         if len({row["group"] for row in found}) != 1:
             what = "scores of several conventions, weights or versions" if found else "no scores"
             raise RecordError(f"an excerpt asks for {column!r} of {model}, and the records have {what} of that name")
-        name = task.partition("(")[0]
-        headings.append(f"{name}: {heading(found[0])} {footnotes.mark(question(found))}")
         # of several seeds any row has what all say together; what must not be ranked goes first, and so it is replaced
-        for row in sorted(found, key=lambda row: row["outdated"] + row["other_items"], reverse=True):
+        found.sort(key=lambda row: row["outdated"] + row["other_items"], reverse=True)
+        name = task.partition("(")[0]
+        headings.append(f"{name}: {heading(found[-1])} {footnotes.mark(question(found))}")
+        for row in found:
             cells.setdefault((row["quantizer"], row["execution"]), {})[column] = row
     shown = [(executions, cells[key]) for key, executions in _distinct(cells).items()]
     shown.sort(key=lambda row: _place(row[1], columns))

@@ -1,12 +1,11 @@
 """Records -> one long data frame, grouped and ranked: what may be compared with what is decided here and only here."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 
-from quant_bench.record import Record
+from quant_bench.record import Record, uncollected
 from quant_bench.report.seeds import MEANING, pool
 from quant_bench.schemes import execution_of, label
 from quant_bench.score import Delta, Score
@@ -53,6 +52,7 @@ _NUMBERS: Final = (
 _COUNTS: Final = ("items", "order", "n", "seed", "arm_version", "quantizer_version", "task_version")
 
 
+@uncollected()
 def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a score, one a cell without scores; sorted, grouped (`group`) and ranked.
 
@@ -105,7 +105,7 @@ def _rows(record: Record) -> list[tuple[Any, ...]]:
     covered = (record.coverage or {}).get("mac_share")
     shared: tuple[Any, ...] = (model, identity["weights_sha256"], *question)
     shared += (cell.arm, quantizer, execution, cell.seed, label(quantizer), identity.get("note") or None)
-    shared += (cell.path(Path()).as_posix(),)
+    shared += ("/".join(cell.parts()),)
     shared += (record.versions["arm"], record.versions["quantizer"], covered, record.state, record.reason)
     if not record.scores:
         return [(*shared, *[None] * (len(COLUMNS) - len(shared) - 1), matched)]
@@ -152,14 +152,14 @@ def _sortable(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _mark(frame: pd.DataFrame) -> None:
     """Add the columns that keep a row out of the ranking, and the flag of what is too good to be true."""
-    by_metric = [frame["group"], frame["metric"]]
+    by_metric = _metrics(frame)
     higher, lower = frame["better"] == "higher", frame["better"] == "lower"
     at_chance = higher & (frame["low"].fillna(frame["value"]) <= frame["chance"])
     at_chance |= lower & (frame["high"].fillna(frame["value"]) >= frame["chance"])
     reference = frame["execution"] == "float"
     # several float rows are several arms or seeds: one good one is enough for a task to be informative
-    informed = (reference & ~at_chance).groupby(by_metric, dropna=False).transform("any")
-    asked = reference.groupby(by_metric, dropna=False).transform("any")
+    informed = (reference & ~at_chance).groupby(by_metric).transform("any")
+    asked = reference.groupby(by_metric).transform("any")
     frame["uninformative"] = asked & ~informed & frame["value"].notna()
     plugin = _plugins(frame["quantizer"])
     newest = frame.groupby(["group", plugin], dropna=False)["quantizer_version"].transform("max")
@@ -168,11 +168,11 @@ def _mark(frame: pd.DataFrame) -> None:
     frame["outdated"] = (frame["quantizer_version"] < newest) | (frame["arm_version"] < newest_arm)
     counts = frame["n"].astype("float64").fillna(-1.0)
     # the float model's count is the column's; without it, the largest
-    expected = counts.where(reference).groupby(by_metric, dropna=False).transform("max")
-    expected = expected.fillna(counts.groupby(by_metric, dropna=False).transform("max"))
+    expected = counts.where(reference).groupby(by_metric).transform("max")
+    expected = expected.fillna(counts.groupby(by_metric).transform("max"))
     meaning = frame.groupby(list(MEANING), dropna=False).ngroup().astype("float64")
-    usual = meaning.where(reference).groupby(by_metric, dropna=False).transform("first")
-    usual = usual.fillna(meaning.groupby(by_metric, dropna=False).transform("first"))
+    usual = meaning.where(reference).groupby(by_metric).transform("first")
+    usual = usual.fillna(meaning.groupby(by_metric).transform("first"))
     frame["other_items"] = ((counts != expected) | (meaning != usual)) & frame["value"].notna()
     # one seed is judged by its items, several by their spread
     lowest = frame["delta_low"].where(frame["seeds"] < 2, frame["delta_mean_low"])
@@ -180,6 +180,11 @@ def _mark(frame: pd.DataFrame) -> None:
     beats = (higher & (lowest > 0)) | (lower & (highest < 0))
     luck = (frame["p_value"] >= 0.05) & (frame["seeds"] < 2)
     frame["beats_float"] = beats & ~luck.fillna(False).astype(bool) & ~frame["uninformative"]
+
+
+def _metrics(frame: pd.DataFrame) -> "pd.Series[int]":
+    """Number of each row's group and metric: looked up once, and not for every question about them."""
+    return frame.groupby(["group", "metric"], dropna=False, sort=False).ngroup()
 
 
 def _plugins(specs: "pd.Series[str]") -> "pd.Series[str]":
@@ -194,5 +199,5 @@ def _ranks(frame: pd.DataFrame) -> "pd.Series[float]":
     ranked &= ~frame["other_items"] & (frame["reduction"] != "none")
     # the seeds of one row stand in one place: the first of them is ranked, and the others get its rank
     once = ranked & ~frame["pool"].where(frame["value"].notna()).duplicated()
-    found = signed.where(once).groupby([frame["group"], frame["metric"]], dropna=False).rank(method="min")
+    found = signed.where(once).groupby(_metrics(frame)).rank(method="min")
     return found.groupby(frame["pool"]).transform("min").where(ranked)

@@ -80,7 +80,8 @@ def _nats(row: dict[str, Any]) -> float:
 def _with_spread(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     pools: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        pools.setdefault((row["form"], row["group"], *(row[name] for name in _ROW)), []).append(row)
+        key = (row["form"], row["group"], *(row[name] for name in (*_ROW, "unit", "better")))
+        pools.setdefault(key, []).append(row)
     found = []
     for pool in pools.values():
         together: dict[str, Any] = {"seeds": len(pool)}

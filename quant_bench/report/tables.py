@@ -99,7 +99,7 @@ def _group_tables(group: list[Row]) -> Iterator[Table]:
 def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     footnotes = Footnotes()
     headline, several = headline_of(group), _several(group)
-    meaning = {row["metric"]: row for row in reversed(scored(group))}
+    meaning = by_metric(group)
     rows = []
     cells, best = _cells(group), best_pools(group)
     places = {key: _place(scores, headline) for key, scores in cells.items()}

@@ -11,11 +11,15 @@ _CONTROL: Final = re.compile(
     r"\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-# signs that start markup wherever they stand; an underscore at a word's edge; what makes a list or a heading of a
-# line's beginning; the full stop and colon by which an address is known
-_MARKDOWN: Final = re.compile(
-    r"[\\`*{}\[\]|~$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[#+-]|(?<=^[0-9])\.(?= )"
-    r"|(?<=[A-Za-z])\.(?=[A-Za-z])|(?<=[Ww]{3})\.|:(?=/)"
+# signs that start markup or an element wherever they stand
+_SIGNS: Final = str.maketrans(
+    {sign: f"\\{sign}" for sign in "\\`*{}[]|~$@!"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+)
+# an underscore at a word's edge; what makes a list or a heading of a line's beginning; the full stop and colon by which
+# an address is known. Every branch starts with a sign, so that all others are passed over at once
+_PLACES: Final = re.compile(
+    r"_(?:(?<![A-Za-z0-9]_)|(?![A-Za-z0-9]))|[#+-](?<=^.)|:(?=/)"
+    r"|\.(?:(?<=[A-Za-z]\.)(?=[A-Za-z])|(?<=[Ww]{3}\.)|(?<=^[0-9]\.)(?= ))"
 )
 _LATEX: Final = {
     "\\": r"\textbackslash{}",
@@ -70,13 +74,14 @@ def between(low: float, high: float, show: Callable[[float], str] = number) -> s
 
 def visible(text: str) -> str:
     """Text on one line without control, direction-changing or unpaired characters; they are shown as U+XXXX."""
+    if text.isascii() and text.isprintable():
+        return text
     return _CONTROL.sub(lambda match: " " if match[0] in "\n\t" else f"<U+{ord(match[0]):04X}>", text)
 
 
 def markdown(text: str) -> str:
     """Text that Markdown shows as it is: no markup, no HTML, no end of a table's cell, no link, no mention."""
-    html = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _MARKDOWN.sub(r"\\\g<0>", html)
+    return _PLACES.sub(r"\\\g<0>", visible(text).translate(_SIGNS))
 
 
 def latex(text: str) -> str:

@@ -111,7 +111,7 @@ def _note(group: list[Score]) -> str:
 def _columns(group: list[Score], columns: dict[tuple[Any, ...], int], headed: list[Column]) -> dict[str, int]:
     """Index of the column of each metric of a group; new ones are added."""
     scored = [row for row in sorted(group, key=lambda row: (row["order"] is None, row["order"])) if row["metric"]]
-    meaning = {row["metric"]: row for row in reversed(scored)}
+    meaning = by_metric(scored)
     first = scored[0] if scored else group[0]
     said = [first[name] for name in ("task", "task_version", "convention", "data_sha256", "items")]
     asked = said if scored else [first["task"]]
