@@ -270,6 +270,13 @@ def test_a_value_may_change_with_the_data_that_it_was_measured_on(tree: Path, ba
     assert checked(tree, "--against", base) == []
 
 
+@pytest.mark.parametrize("name", ["quantized_sha256", "made_up_sha256"])
+def test_a_digest_that_says_nothing_of_the_measurement_is_no_reason(name: str, tree: Path, base: Path) -> None:
+    record("rtn", 0.45, identity={name: "b" * 64}).write(tree)
+    (found,) = checked(tree, "--against", base)
+    assert "acc was 0.4 and is 0.45, with the same versions and digests" in found
+
+
 def test_a_result_may_not_become_a_failure(tree: Path, base: Path) -> None:
     lost = {"scores": (), "convention": None, "coverage": None}
     replace(record("rtn"), state="failed", reason="ValueError: x", **lost).write(tree)

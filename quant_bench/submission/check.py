@@ -14,6 +14,7 @@ from quant_bench.score import Score
 from quant_bench.submission.plausible import implausible, inconsistent
 
 TOLERANCE: Final = 1e-6
+_EXPLAINING: Final = ("weights", "tokenizer", "data", "calibration", "training")
 _KINDS: Final[Mapping[str, registry.Kind]] = {"arm": "arms", "quantizer": "quantizers", "task": "tasks"}
 
 
@@ -188,5 +189,6 @@ def _stored(record: Record) -> dict[str, object]:
 
 
 def _circumstances(record: Record) -> tuple[object, ...]:
-    digests = {key: value for key, value in record.identity.items() if key.endswith("_sha256")}
+    # these alone: a digest of no known thing would be a reason for anything
+    digests = [record.identity.get(f"{name}_sha256") for name in _EXPLAINING]
     return record.convention, [record.versions[part] for part in _KINDS], digests
