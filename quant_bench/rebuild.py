@@ -1,6 +1,7 @@
 """What a module class of quantized models declares, so that a saved module is made again without pickles."""
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -73,10 +74,23 @@ def is_rebuildable(module: nn.Module) -> bool:
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:
-    """What must be known of a declared module beside tensors and children."""
+    """What must be known of a declared module beside tensors and children.
+
+    Raises:
+        ModelError: JSON would not give it back.
+    """
     own: Callable[[], dict[str, Any]] | None = getattr(module, "settings", None)
-    if own is not None:
-        return own()
+    found = _named_settings(module) if own is None else own()
+    try:
+        kept = json.loads(json.dumps(found, allow_nan=False)) == found
+    except (TypeError, ValueError):
+        kept = False
+    if not kept:
+        raise ModelError(f"JSON does not give back the settings of a {type(module).__name__}: {found}")
+    return found
+
+
+def _named_settings(module: nn.Module) -> dict[str, Any]:
     names: set[str] = set(_kinds[type(module).__name__][1])
     if not hasattr(module, "rebuilt"):
         # what is None has no tensor, and must not be taken for the wrapped module

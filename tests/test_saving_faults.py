@@ -20,6 +20,7 @@ from quant_bench.model import LanguageModel
 from quant_bench.models.manifest import MANIFEST, WEIGHTS
 from quant_bench.models.saving import require_free
 from quant_bench.quantizer import Calibration
+from quant_bench.rebuild import rebuildable, settings_of
 from quant_bench.testing.tokens import tiny_calibration
 from quant_bench.tiny import tiny_model
 
@@ -196,3 +197,19 @@ def test_a_folder_saved_without_trust_runs_no_code(saved: Path) -> None:
     (saved / MANIFEST).write_text(json.dumps(content))
     assert not models.load_model(str(saved), models.LoadOptions(trust_remote_code=True)).identity.trust_remote_code
     assert not marker.exists()
+
+
+@rebuildable("value")
+class HoldsAnything(torch.nn.Module):
+    """A module with one setting."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+@pytest.mark.parametrize("value", [(1, 2), torch.float16, float("inf"), {1: 2}])
+def test_settings_that_json_does_not_give_back_are_refused(value: Any) -> None:
+    assert settings_of(HoldsAnything([1, 2.5, None, {"a": "b"}])) == {"value": [1, 2.5, None, {"a": "b"}]}
+    with pytest.raises(ModelError, match="settings of a HoldsAnything"):
+        settings_of(HoldsAnything(value))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quant_bench.cache import file_sha256, folder_made_whole
+from quant_bench.cache import file_sha256, folder_made_whole, tensor_files
 from quant_bench.errors import ModelError
 from quant_bench.models.quiet import quiet
 
@@ -49,7 +49,7 @@ def convert(path: Path, cache: Path) -> Converted:
     folder = cache / "gguf" / f"{sha256}.{_CONVERSION}"
     if not folder.is_dir():
         logger.info("dequantizing %s into %s (once)", path.name, folder)
-        with folder_made_whole(folder) as work, quiet():
+        with folder_made_whole(folder) as work, tensor_files(work), quiet():
             _write(path, work)
     try:
         note = json.loads((folder / _NOTE).read_text(encoding="utf8"))

@@ -127,8 +127,9 @@ def described_here(model: LanguageModel, manifest: Manifest) -> Coverage:
     """The saved account of a model's products, by the names of the kernels that multiply them on this machine."""
     quantized = dict(model.coverage.quantized)
     for path, entry in manifest.modules.items():
-        if path in quantized and "described" in entry:
-            module: Any = model.module.get_submodule(path)
+        module: Any = model.module.get_submodule(path)
+        there = entry.get("described")
+        if path in quantized and isinstance(there, str) and hasattr(module, "describe"):
             # a recipe may have added something behind
-            quantized[path] = quantized[path].replace(entry["described"], module.describe())
+            quantized[path] = quantized[path].replace(there, module.describe())
     return replace(model.coverage, quantized=quantized)
