@@ -122,6 +122,9 @@ def test_several_chat_templates_come_back(tmp_path: Path) -> None:
         (("model", "coverage", "notes"), "none"),
         (("model", "layout", "linears", 0, "role"), "gatekeeper"),
         (("model", "layout", "layers"), {}),
+        (("modules", "model.layers.0.mlp.up_proj", "settings", "execution"), "quick"),
+        (("modules", "model.layers.0.mlp.up_proj", "settings", "execution"), []),
+        (("modules", "model.layers.0.mlp.up_proj", "settings", "activation", "granularity"), "word"),
     ],
 )
 def test_a_manifest_with_a_value_of_another_type_is_refused(saved: Path, place: Any, value: Any) -> None:

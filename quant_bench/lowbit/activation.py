@@ -1,7 +1,7 @@
 """Activations on integer grids: which range each value is rounded with, and the rounding itself."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int8, Int32
@@ -36,6 +36,10 @@ class ActivationRule:
     zero_point: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.granularity not in get_args(ActivationGranularity):
+            raise SpecError(
+                f"a range belongs to a {', '.join(get_args(ActivationGranularity))}; got {self.granularity!r}"
+            )
         if (self.scale is None) != (self.zero_point is None):
             raise SpecError("a static range has both a scale and a zero point")
         if self.scale is not None and self.granularity != "tensor":

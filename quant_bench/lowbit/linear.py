@@ -1,7 +1,7 @@
 """QuantLinear: one linear layer on integer codes, with three executions of the same codes."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float, Int32, Int64, Shaped
@@ -38,7 +38,8 @@ class QuantLinear(nn.Module):
         saturation: share of values clamped in the last observed call, or None.
 
     Raises:
-        QuantizationError: group sizes of weight and activation differ, or int32 could overflow.
+        QuantizationError: there is no such execution, group sizes of weight and activation differ, or int32 could
+            overflow.
     """
 
     bias: Tensor | None
@@ -69,6 +70,8 @@ class QuantLinear(nn.Module):
         self._check()
 
     def _check(self) -> None:
+        if self.execution not in get_args(Execution):
+            raise QuantizationError(f"{self.name}: no execution {self.execution!r}; there are {get_args(Execution)}")
         if self._rule is None:
             return
         sizes = {size for size in (self.weight.group_size, self._rule.group) if size is not None}
