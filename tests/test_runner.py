@@ -367,12 +367,16 @@ def test_a_failure_does_not_cost_a_finished_result(options: RunOptions, monkeypa
 
 def test_a_failed_cell_says_why_and_is_tried_again(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = replace(options, quantizers=("none",), tasks=TASKS[:1])
+    # with half a surrogate pair, as in a name of a file that is no text, and longer than a record may be
+    error = RuntimeError("out of luck \udcff" + "!" * 20_000)
     with monkeypatch.context() as patch:
-        patch.setattr("quant_bench.models.load_model", lambda *_: (_ for _ in ()).throw(RuntimeError("out of luck")))
+        patch.setattr("quant_bench.models.load_model", lambda *_: (_ for _ in ()).throw(error))
         (failed,) = run_cells(alone)
     assert failed.state == "failed"
     assert failed.record is not None
-    assert failed.record.reason == "RuntimeError: out of luck"
+    assert failed.record.reason is not None
+    assert failed.record.reason.startswith("RuntimeError: out of luck \\udcff!")
+    assert len(failed.record.reason) == 10_000
     (again,) = run_cells(alone)
     assert (again.state, again.skipped) == ("measured", False)
 
