@@ -20,8 +20,8 @@ from quant_bench.cache import cache_folder
 from quant_bench.data import DataSource
 from quant_bench.environment import PeakMemory
 from quant_bench.errors import Blocked, NotApplicable, QuantBenchError, RecordError
-from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.lowbit.memory import HeapWatch, release_memory, tune_allocator
+from quant_bench.lowbit.ready import make_ready_
 from quant_bench.model import LanguageModel
 from quant_bench.models import quantize_with
 from quant_bench.models.recipe import calibration_of as calibration_of_recipe
@@ -203,16 +203,13 @@ def _calibration(run: _Run, planned: PlannedCell, model: LanguageModel) -> Calib
 def _quantized(planned: PlannedCell, model: LanguageModel, calibration: Calibration) -> LanguageModel:
     if model.recipe is None:
         model = quantize_with(planned.quantizer, model, calibration, planned.cell.seed)
-    return _packed(model)
+    return _ready(model)
 
 
-def _packed(model: LanguageModel) -> LanguageModel:
-    """What stays in float is the same float32 arithmetic through a packed product, about a tenth faster.
-
-    Not the keys of depth routers: as long as they are plain, a router folds them into its query.
-    """
+def _ready(model: LanguageModel) -> LanguageModel:
+    """Ready to run; the keys of depth routers stay plain, and so a router folds them into its query."""
     folded = {site.path for site in model.layout.linears if site.role == "depth_key"}
-    pack_float_linears_(model.module, skip=folded)
+    make_ready_(model.module, skip=folded)
     return model
 
 

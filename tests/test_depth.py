@@ -382,7 +382,7 @@ def test_coverage_counts_a_key_for_every_source() -> None:
 
 
 def test_a_run_of_the_float_model_reads_sources_where_they_lie() -> None:
-    model = runner._packed(models.attach(tiny_model("llama"), "attnres_oasis"))
+    model = runner._ready(models.attach(tiny_model("llama"), "attnres_oasis"))
     plain = models.attach(tiny_model("llama"), "attnres_oasis")
     keys: list[Tensor] = []
     for router in routers_of(model.body):

@@ -4,6 +4,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
+
+from quant_bench import registry
+from quant_bench.lowbit.formats import FormatLinear
+from quant_bench.lowbit.linear import QuantLinear
+from quant_bench.lowbit.ready import make_ready_
+from quant_bench.quantizer import Calibration
+from quant_bench.scoring import final_hidden
+from quant_bench.tiny import tiny_model
 
 PROGRAM = """
 import torch
@@ -41,3 +51,26 @@ def _released(give_back: str, many: int) -> int:
     program = PROGRAM.replace("GIVE_BACK", give_back).replace("MANY", str(many))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return int(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "quantizer", ["w8a8", "w8a8-integer", "w8a8-classic", "w8a16", "w8a16-integer", "w4a8-integer", "fp8", "mxfp4a16"]
+)
+def test_the_first_pass_of_a_model_that_is_ready_leaves_nothing_behind(quantizer: str) -> None:
+    model = registry.build("quantizers", quantizer).quantize(tiny_model("llama"), Calibration())
+    make_ready_(model.module)
+    before = _lasting(model.module)
+    final_hidden(model, torch.arange(3, 40)[None])
+    assert before
+    assert _lasting(model.module) == before
+
+
+def _lasting(module: nn.Module) -> dict[str, list[int]]:
+    """What layers keep beside their parameters, by identity."""
+    kept: dict[str, list[int]] = {}
+    for path, part in module.named_modules():
+        if isinstance(part, QuantLinear):
+            kept[path] = [id(value) for value in part._derived.values()]
+        elif isinstance(part, FormatLinear):
+            kept[path] = [id(part._operand)]
+    return kept

@@ -159,15 +159,14 @@ class FormatLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
         """Apply the layer; the result has x's dtype."""
-        if self._operand is None:
-            self._operand = self.weight.operand()
+        operand = self.prepare() if self._operand is None else self._operand
         flat = x.detach().reshape(-1, self.in_features).float()
         scale = None
         if self.activation is not None:
             form = FORMATS[self.activation]
             found = encode(flat, form, self.outer)
             flat, scale = found.operand(form.block), found.scale
-        out = functional.linear(flat, self._operand)
+        out = functional.linear(flat, operand)
         if self.weight.scale is not None:
             out *= self.weight.scale.reshape(1, -1)
         if scale is not None:
@@ -175,6 +174,11 @@ class FormatLinear(nn.Module):
         if self.bias is not None:
             out += self.bias
         return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+
+    def prepare(self) -> Float[Tensor, "row col"]:
+        """Make the operand of all forward passes; see `QuantLinear.prepare` for why before the first one."""
+        self._operand = self.weight.operand()
+        return self._operand
 
     def describe(self) -> str:
         """Such as `W FP8 (e4m3), a scale per channel x A FP8 (e4m3), a scale per token; simulated in float32`."""

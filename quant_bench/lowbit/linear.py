@@ -154,16 +154,28 @@ class QuantLinear(nn.Module):
         if self.observe_saturation and self._rule is not None and self._rule.static:
             self.saturation = saturation(x, self._quantized())
         # found once: looking up buffers and kernels takes as long as a product with a single token
-        run = self._derived.get(self.execution)
-        if run is None:
-            run = self._derived[self.execution] = self._runner()
+        run = self._derived.get(self.execution) or self.prepare()
         return run(x)
+
+    def prepare(self) -> Callable[[Tensor], Tensor]:
+        """Choose the kernel and lay the operands out, which the first forward pass does otherwise.
+
+        There they would come to lie between that pass's results and split the heap for good: one pass of 8,192 tokens
+        through SmolLM2-135M took 5 GB, and takes 0.4 GB when its layers are prepared.
+
+        Returns:
+            What `forward` calls.
+        """
+        run = self._derived[self.execution] = self._runner()
+        return run
 
     def _runner(self) -> Callable[[Tensor], Tensor]:
         rule = self.activation
         if rule is None:
+            self._float_weight()
             return self._float_product
         if self.execution == "classic":
+            self._float_weight()
             return lambda x: self._float_product(fake_quantize(x, rule))
         flat = self._on_cpu(rule) if self.weight.scale.device.type == "cpu" else self._anywhere(rule)
         columns, rows = self.in_features, self.out_features
@@ -216,14 +228,17 @@ class QuantLinear(nn.Module):
         return x.detach().reshape(-1, x.shape[-1]).float()
 
     def _float_product(self, x: Float[Tensor, "*batch col"]) -> Float[Tensor, "*batch row"]:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.linear(x, self._float_weight().to(x.dtype), bias)
+
+    def _float_weight(self) -> Float[Tensor, "row col"]:
+        """The weights that the codes stand for; under `integer` the packed codes stay the only storage."""
         weight: Tensor | None = self._derived.get("dequantized")
         if weight is None:
             weight = self.weight.dequantize()
-            # under `integer` the packed codes stay the only storage
             if self.execution != "integer":
                 self._derived["dequantized"] = weight
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.linear(x, weight.to(x.dtype), bias)
+        return weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantLinear":
         """Follow `fn` to its device, never to its dtype."""

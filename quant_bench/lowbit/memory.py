@@ -35,8 +35,6 @@ def tune_allocator() -> bool:
 def release_memory() -> bool:
     """Give the heap's free pages back to the system; some hundredths of a second a gigabyte.
 
-    Without it, 148 windows of 2,048 tokens grew a process from 1.3 to 7.2 GB although nothing was kept.
-
     Source: malloc_trim(3), https://man7.org/linux/man-pages/man3/malloc_trim.3.html.
 
     Returns:
@@ -49,8 +47,8 @@ def release_memory() -> bool:
 class HeapWatch:
     """Gives free memory back whenever the process has grown by half a gigabyte since it last did.
 
-    Steps of different lengths leave holes of different sizes: 62 documents of up to 8,192 tokens grew a process to
-    16 GB. Giving back after every step instead would fault the pages of the next one again.
+    Steps of different lengths leave holes of different sizes. Giving back after every step instead would fault the
+    pages of the next one again.
     """
 
     def __init__(self) -> None:
