@@ -262,24 +262,25 @@ def _measured(
     )
 
 
+def _text(message: str) -> str:
+    """A message that every file and log can hold: names of files may have bytes that are no text."""
+    return message.encode(errors="backslashreplace").decode()
+
+
 def _store_failure(run: _Run, planned: PlannedCell, error: Exception, took: float) -> None:
     """Record why a cell has no scores. A failed or blocked cell is tried again by the next run.
 
     A measured record of the same cell (under --force) stays: a failure must not cost a result.
     """
     state: State = "failed"
-    reason = str(error)
-    if isinstance(error, Blocked):
-        state = "blocked"
-    elif isinstance(error, NotApplicable):
-        state = "not_applicable"
-    else:
-        reason = f"{type(error).__name__}: {error}"
-    # names of files may hold bytes that are no text, and messages any length
-    reason = reason.encode(errors="backslashreplace").decode()[:LONGEST_TEXT]
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, Blocked | NotApplicable):
+        state = "blocked" if isinstance(error, Blocked) else "not_applicable"
+        reason = str(error)
+    reason = _text(reason)[:LONGEST_TEXT]
     if not isinstance(error, QuantBenchError):
         # our own errors say what is wrong; of others it matters where they come from
-        log.error("%s failed:\n%s", planned.cell, "".join(traceback.format_exception(error)))
+        log.error("%s failed:\n%s", planned.cell, _text("".join(traceback.format_exception(error))))
     record = empty_record(run.options, planned, run.weights.named(planned), state, reason)
     record = record.with_cost(took, run.memory.bytes())
     if finished(planned, replace(run.options, force=False), run.weights.identity(planned)) is None:

@@ -365,7 +365,9 @@ def test_a_failure_does_not_cost_a_finished_result(options: RunOptions, monkeypa
     assert outcome.path.read_bytes() == before
 
 
-def test_a_failed_cell_says_why_and_is_tried_again(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_cell_says_why_and_is_tried_again(
+    options: RunOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     alone = replace(options, quantizers=("none",), tasks=TASKS[:1])
     # with half a surrogate pair, as in a name of a file that is no text, and longer than a record may be
     error = RuntimeError("out of luck \udcff" + "!" * 20_000)
@@ -377,6 +379,7 @@ def test_a_failed_cell_says_why_and_is_tried_again(options: RunOptions, monkeypa
     assert failed.record.reason is not None
     assert failed.record.reason.startswith("RuntimeError: out of luck \\udcff!")
     assert len(failed.record.reason) == 10_000
+    assert "out of luck \\udcff" in caplog.text
     (again,) = run_cells(alone)
     assert (again.state, again.skipped) == ("measured", False)
 
