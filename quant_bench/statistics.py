@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
-from scipy.stats import binomtest
 
 from quant_bench.errors import DataError, QuantizationError
 from quant_bench.score import Delta, Metric, Score
@@ -161,6 +160,9 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def _mcnemar(value: Items, other: Items) -> float:
+    # half a second to import, which reports have no use for
+    from scipy.stats import binomtest
+
     gained, lost = int((value > other).sum()), int((value < other).sum())
     return 1.0 if gained + lost == 0 else float(binomtest(gained, gained + lost, 0.5).pvalue)
 
