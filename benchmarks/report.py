@@ -27,14 +27,13 @@ LIMIT_READ, LIMIT_PAINT, LIMIT_FILTER = 5.0, 1.0, 0.1
 STEPS = {
     "read": "records = Store.read(root).valid()",
     "leaderboard": "report.rendered(report.leaderboard(root), 'markdown')",
-    "site": "write_site(root, root.parent / 'site')",
+    "site": "from quant_bench.site import write_site; write_site(root, root.parent / 'site')",
 }
 SCRIPT = """
 import sys, time
 from pathlib import Path
 from quant_bench import report
 from quant_bench.record import Store
-from quant_bench.site import write_site
 root = Path(sys.argv[1])
 {step}
 import json, resource
