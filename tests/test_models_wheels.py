@@ -172,6 +172,13 @@ def test_where_pip_uses_no_index_its_own_links_are_asked(
     assert index.asked == []
 
 
+def test_a_listed_digest_that_is_none_names_no_file(index: Index, tmp_path: Path) -> None:
+    index.lists = "../../elsewhere"
+    with pytest.raises(Blocked):
+        wheels.find(NAME, tmp_path / "cache", None)
+    assert not list(tmp_path.glob("*elsewhere*"))
+
+
 def test_a_pinned_file_that_no_index_has_is_blocked_with_the_way_to_supply_it(index: Index, tmp_path: Path) -> None:
     index.lists = "0" * 64
     with pytest.raises(Blocked, match="pip download --no-deps"):

@@ -160,8 +160,8 @@ class QuantLinear(nn.Module):
     def prepare(self) -> Callable[[Tensor], Tensor]:
         """Choose the kernel and lay the operands out, which the first forward pass does otherwise.
 
-        There they would come to lie between that pass's results and split the heap for good: one pass of 8,192 tokens
-        through SmolLM2-135M took 5 GB, and takes 0.4 GB when its layers are prepared.
+        There they would come to lie between that pass's results and split the heap for good; docs/performance.md has
+        what that cost.
 
         Returns:
             What `forward` calls.

@@ -19,6 +19,7 @@ from quant_bench.errors import Blocked, DataError
 from quant_bench.progress import bytes_bar
 
 _LISTING = "application/vnd.pypi.simple.v1+json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SECONDS = 60.0
 _UNSATISFIABLE = 416
 
@@ -48,10 +49,11 @@ def wheel(package: str, version: str) -> Listed | None:
             files = orjson.loads(answer.read())["files"]
             fitting = [file for file in files if str(file["filename"]).lower().startswith(stem.lower())]
             for file in fitting:
-                if str(file["filename"]).endswith("-none-any.whl") and "sha256" in file["hashes"]:
-                    name = Path(file["filename"]).name
-                    return Listed(name, urljoin(answer.url, file["url"]), file["hashes"]["sha256"].lower())
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+                sha256 = str(file["hashes"].get("sha256")).lower()
+                # the digest names a file here, so it must be one
+                if str(file["filename"]).endswith("-none-any.whl") and _SHA256.fullmatch(sha256):
+                    return Listed(Path(file["filename"]).name, urljoin(answer.url, file["url"]), sha256)
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
         # the network, or a listing of another kind: pip asks again, and says what is wrong
         return None
     return None
