@@ -311,6 +311,12 @@ def test_no_address_in_markdown_is_a_link() -> None:
     assert shown == r"www\.1evil\.example http\://e\.example WWW\.a\.b"
 
 
+def test_texts_escaped_together_come_out_as_each_alone() -> None:
+    # beginnings and ends are places of their own, and what looks like an end of a line is none
+    texts = ["- a", "_b_", "", "1. c", "d\ne", "\n", "www.", "x.", "y", "http:", "/", "[19, 21]", "+1", "z\u2028- q"]
+    assert text.markdown_lines(texts) == [text.markdown(each) for each in texts]
+
+
 def test_json_is_strict_and_has_every_score() -> None:
     cells = [record("none", [score(0.5), score(3.0, name="ppl", better="lower")]), record("rtn")]
     rows = json.loads(report.rendered(report.long_frame(cells), "json"), parse_constant=pytest.fail)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final, Literal, get_args
 
 import pandas as pd
@@ -112,8 +113,9 @@ def markdown_table(table: Table) -> list[str]:
     lines.append(
         "|" + "|".join(" --- " if index < table.words else " ---: " for index in range(len(table.headings))) + "|"
     )
+    escaped = iter(text.markdown_lines(line for row in table.rows for entry in row for line in entry.lines))
     for row in table.rows:
-        cells = ("<br>".join(text.markdown(line) for line in entry.lines) for entry in row)
+        cells = ("<br>".join(islice(escaped, len(entry.lines))) for entry in row)
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
