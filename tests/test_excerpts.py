@@ -10,7 +10,7 @@ from quant_bench import report
 from quant_bench.cli import main
 from quant_bench.errors import RecordError
 from quant_bench.record import Cell, Record
-from quant_bench.report.excerpts import filled
+from quant_bench.report.excerpts import filled, holds_excerpts
 from quant_bench.score import Better, Delta, Metric, Score
 
 DIGEST = "a" * 64
@@ -73,6 +73,26 @@ def test_an_excerpt_has_the_columns_asked_for_best_first_with_differences_and_co
     assert "2. u · other · 2 items" in text
 
 
+def test_an_excerpt_with_a_quantizer_has_a_row_for_each_arm_under_it() -> None:
+    made = []
+    for quantizer, values in (("none", (20.0, 18.0)), ("rtn", (30.0, 31.0)), ("rtn(execution=integer)", (40.0, 29.0))):
+        for arm, value in zip(("softmax", "combo"), values, strict=True):
+            one = record(quantizer, "t(limit=2)", score("ppl", value, "lower"))
+            made.append(replace(one, cell=replace(one.cell, arm=arm)))
+    shown = {}
+    for name in ("none", "w8a8", "w8a8-integer"):
+        asked = ASKED.replace(" m: t(limit=2) ppl; u acc", f" m with {name}: t(limit=2) ppl")
+        shown[name] = rows(filled(asked, report.long_frame(made)))
+    head = "| arm | t: ppl ↓ \\[1\\] |"
+    assert shown == {
+        "none": [head, "| combo | 18 |", "| softmax | 20 |"],
+        "w8a8": [head, "| softmax | 30 |", "| combo | 31 |"],
+        "w8a8-integer": [head, "| combo | 29 |", "| softmax | 40 |"],
+    }
+    with pytest.raises(RecordError, match="of m with w4a4, and the records have no scores"):
+        filled(ASKED.replace(" m: ", " m with w4a4: "), report.long_frame(made))
+
+
 def test_executions_that_differ_have_a_row_each() -> None:
     text = filled(ASKED, report.long_frame(records(simulated=25.5)))
     assert [line.split(" | ")[0] for line in rows(text)[1:]] == [
@@ -125,12 +145,23 @@ def test_an_excerpt_that_cannot_be_read_is_an_error_and_takes_nothing_else_with_
         filled(broken + ASKED, report.long_frame(records()))
 
 
+def test_an_example_of_an_excerpt_is_none() -> None:
+    for example in (
+        f"    {ASKED.splitlines()[2]}\n    <!-- /leaderboard -->\n",
+        f"Write `{ASKED.splitlines()[2]}` there.",
+    ):
+        assert not holds_excerpts(example)
+        assert filled(example + "\n" + ASKED, report.long_frame(records())).startswith(example)
+
+
 def test_lines_may_end_as_on_windows() -> None:
     assert "old" not in filled(ASKED.replace("\n", "\r\n"), report.long_frame(records()))
 
 
-def test_the_command_writes_the_readme_beside_the_records_and_check_finds_it_stale(tmp_path: Path) -> None:
-    results, readme = tmp_path / "results", tmp_path / "README.md"
+@pytest.mark.parametrize("name", ["README.md", "docs/findings.md"])
+def test_the_command_writes_documents_beside_the_records_and_check_finds_them_stale(tmp_path: Path, name: str) -> None:
+    results, readme = tmp_path / "results", tmp_path / name
+    readme.parent.mkdir(exist_ok=True)
     for one in records():
         one.write(results)
     # a byte that is no text stays

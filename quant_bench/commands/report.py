@@ -21,12 +21,12 @@ _FORMATS = (*report.FORMATS, "parquet", "model-index")
 
 @click.command("report", epilog=example("quant-bench report --format csv > scores.csv"))
 @click.option("--format", "how", type=click.Choice(_FORMATS), help="Print in this format only.")
-@click.option("--check", is_flag=True, help="Exit with 1 when the leaderboard or README is not what records say.")
+@click.option("--check", is_flag=True, help="Exit with 1 when a file is not what the records say.")
 @click.option("--model", help="Only this model, in the format asked for; model-index needs one.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the format to this file.")
 @click.option("--results", type=RESULTS, default=Path("results"), show_default=True, help="Folder of the records.")
 def report_command(how: str | None, check: bool, model: str | None, out: Path | None, results: Path) -> None:
-    """Make the leaderboard from the records: on screen, in LEADERBOARD.md beside them, in excerpts of a README.
+    """Make the leaderboard from the records: on screen, in LEADERBOARD.md beside them, in excerpts of documents.
 
     With --format it is only printed (or written to --out), with --check only compared. model-index is the metadata of a
     Hugging Face model card. Files that are no records are named, the leaderboard is made from the others, and the exit

@@ -13,8 +13,8 @@ from quant_bench.report.render import FORMATS, Format, rendered
 __all__ = ["FILE", "FORMATS", "Format", "leaderboard", "long_frame", "rendered", "stale", "write"]
 
 FILE = "LEADERBOARD.md"
-# beside the folder of records, and only where it has excerpts
-README = "README.md"
+# beside the folder of records, and only those that have excerpts
+DOCUMENTS = ("README.md", "docs/*.md")
 
 
 def leaderboard(root: Path) -> pd.DataFrame:
@@ -27,7 +27,7 @@ def leaderboard(root: Path) -> pd.DataFrame:
 
 
 def stale(root: Path, frame: pd.DataFrame) -> list[Path]:
-    """Files that differ from what the records say: the leaderboard, and the excerpts of a README beside the folder.
+    """Files that differ from what the records say: the leaderboard, and documents beside the folder that have excerpts.
 
     Neither records nor a leaderboard is in order, too.
 
@@ -41,7 +41,7 @@ def stale(root: Path, frame: pd.DataFrame) -> list[Path]:
 
 
 def write(root: Path, frame: pd.DataFrame) -> Path:
-    """Write the leaderboard and the excerpts of a README, each as a whole or not at all; return the leaderboard's path.
+    """Write the leaderboard and the excerpts of documents, each whole or not at all; return the former's path.
 
     Raises:
         RecordError: an excerpt asks for what no record has.
@@ -53,8 +53,9 @@ def write(root: Path, frame: pd.DataFrame) -> Path:
 
 def _files(root: Path, frame: pd.DataFrame) -> dict[Path, bytes]:
     files = {root / FILE: rendered(frame, "markdown").encode()}
-    readme = root.resolve().parent / README
-    # bytes that are no text stay as they are
-    if readme.is_file() and holds_excerpts(text := readme.read_bytes().decode(errors="surrogateescape")):
-        files[readme] = filled(text, frame).encode(errors="surrogateescape")
+    beside = root.resolve().parent
+    for path in sorted(path for pattern in DOCUMENTS for path in beside.glob(pattern)):
+        # bytes that are no text stay as they are
+        if path.is_file() and holds_excerpts(text := path.read_bytes().decode(errors="surrogateescape")):
+            files[path] = filled(text, frame).encode(errors="surrogateescape")
     return files

@@ -1,8 +1,11 @@
 """Excerpts: some columns of the leaderboard in a Markdown file for people, kept true by `quant-bench report`.
 
-An excerpt stands between two comments; the first names the model (with softmax attention) and the columns:
+An excerpt stands between two comments; the first names the model and the columns. It has a row for each quantizer of
+the model with softmax attention, or, where a quantizer is named (`none`, `w4a4-integer`), one for each arm under it:
 
     <!-- leaderboard MODEL: TASK METRIC; TASK METRIC -->
+    <!-- /leaderboard -->
+    <!-- leaderboard MODEL with QUANTIZER: TASK METRIC; TASK METRIC -->
     <!-- /leaderboard -->
 """
 
@@ -21,17 +24,19 @@ from quant_bench.report.rows import Row, heading, question, scored
 from quant_bench.report.tables import differences, lines
 from quant_bench.report.text import markdown
 
-# quantizer and execution
+# arm or quantizer, and execution
 Key = tuple[str, str]
-_BEGIN: Final = "<!-- leaderboard "
+# at a line's beginning: one that is indented or in a sentence is an example
+_BEGIN: Final = re.compile("^<!-- leaderboard ", re.MULTILINE)
 _EXCERPT: Final = re.compile(
-    r"(<!-- leaderboard ([^\r\n]*?): ([^\r\n]*) -->\r?\n)(?:(?!<!-- leaderboard ).)*?(<!-- /leaderboard -->)", re.DOTALL
+    r"^(<!-- leaderboard ([^\r\n]*?): ([^\r\n]*) -->\r?\n)(?:(?!^<!-- leaderboard ).)*?^(<!-- /leaderboard -->)",
+    re.DOTALL | re.MULTILINE,
 )
 
 
 def holds_excerpts(text: str) -> bool:
     """Whether there is anything to fill in."""
-    return _BEGIN in text
+    return _BEGIN.search(text) is not None
 
 
 def filled(text: str, frame: pd.DataFrame) -> str:
@@ -48,33 +53,36 @@ def filled(text: str, frame: pd.DataFrame) -> str:
         return f"{begin}{_excerpt(rows, model, [column.strip() for column in columns.split(';')])}{end}"
 
     made, count = _EXCERPT.subn(fill, text)
-    if count != text.count(_BEGIN):
+    if count != len(_BEGIN.findall(text)):
         raise RecordError(
-            f"{_BEGIN}MODEL: TASK METRIC --> stands on a line of its own, and ends with <!-- /leaderboard -->"
+            "<!-- leaderboard MODEL: TASK METRIC --> stands on a line of its own, and ends with <!-- /leaderboard -->"
         )
     return made
 
 
-def _excerpt(rows: list[Row], model: str, columns: list[str]) -> str:
-    """A row for each quantizer, best first; executions that agree in all that both have share one."""
-    footnotes, headings = Footnotes(), ["quantizer"]
+def _excerpt(rows: list[Row], subject: str, columns: list[str]) -> str:
+    """A row for each quantizer or arm, best first; executions that agree in all that both have share one."""
+    model, _, quantizer = subject.partition(" with ")
+    lead = "arm" if quantizer else "quantizer"
+    of_model = [row for row in rows if row["model"] == model]
+    eligible = [row for row in of_model if (_shorthand(row) == quantizer if quantizer else row["arm"] == BASELINE_ARM)]
+    footnotes, headings = Footnotes(), [lead]
     cells: dict[Key, dict[str, Row]] = {}
     for column in columns:
         task, _, metric = column.rpartition(" ")
-        asked = (model, BASELINE_ARM, task, metric)
-        found = [row for row in rows if (row["model"], row["arm"], row["task"], row["metric"]) == asked]
+        found = [row for row in eligible if (row["task"], row["metric"]) == (task, metric)]
         if len({row["group"] for row in found}) != 1:
             what = "scores of several conventions, weights or versions" if found else "no scores"
-            raise RecordError(f"an excerpt asks for {column!r} of {model}, and the records have {what} of that name")
+            raise RecordError(f"an excerpt asks for {column!r} of {subject}, and the records have {what} of that name")
         # of several seeds any row has what all say together; what must not be ranked goes first, and so it is replaced
         found.sort(key=lambda row: row["outdated"] + row["other_items"], reverse=True)
         name = task.partition("(")[0]
         headings.append(f"{name}: {heading(found[-1])} {footnotes.mark(question(found))}")
         for row in found:
-            cells.setdefault((row["quantizer"], row["execution"]), {})[column] = row
+            cells.setdefault((row[lead], row["execution"]), {})[column] = row
     shown = [(executions, cells[key]) for key, executions in _distinct(cells).items()]
     shown.sort(key=lambda row: _place(row[1], columns))
-    entries = tuple((_name(*row), *(_entry(row[1].get(column)) for column in columns)) for row in shown)
+    entries = tuple((_name(lead, *row), *(_entry(row[1].get(column)) for column in columns)) for row in shown)
     table = Table(title="", headings=tuple(headings), rows=entries, words=1)
     notes = [f"{index}. {markdown(note)}" for index, note in enumerate(footnotes.texts, 1)]
     return "\n".join(["", *markdown_table(table), "", *notes, ""])
@@ -101,8 +109,17 @@ def _place(found: dict[str, Row], columns: list[str]) -> list[float]:
     return [math.inf if row is None else -row["mean"] if row["better"] == "higher" else row["mean"] for row in rows]
 
 
-def _name(executions: list[str], found: dict[str, Row]) -> Entry:
-    label = str(next(iter(found.values()))["label"])
+def _shorthand(row: Row) -> str:
+    """A row's quantizer as one names it: the execution stands behind it unless it is the usual one."""
+    shown, execution = str(row["label"]), row["execution"]
+    return f"{shown}-{execution}" if execution in ("integer", "classic") else shown
+
+
+def _name(lead: str, executions: list[str], found: dict[str, Row]) -> Entry:
+    first = next(iter(found.values()))
+    if lead == "arm":
+        return Entry((str(first["arm"]),))
+    label = str(first["label"])
     return Entry((label if executions == ["float"] else f"{label} ({' = '.join(executions)})",))
 
 
