@@ -78,7 +78,7 @@ def long_frame(records: Iterable[Record]) -> pd.DataFrame:
 
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows of plain Python values, None where there is none."""
-    columns = [column.astype(object).where(column.notna(), None).tolist() for _, column in frame.items()]
+    columns = [column.to_numpy(dtype=object, na_value=None).tolist() for _, column in frame.items()]
     # a list: iterating over the index of names for every row would take most of a large report's time
     names = list(frame.columns)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
