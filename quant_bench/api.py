@@ -92,13 +92,16 @@ def quantize(
     Raises:
         Blocked: the quantizer needs calibration text and there is none.
         ModelError: the model is quantized already.
+        SpecError: the seed is not below 2^32.
     """
     from quant_bench import registry
     from quant_bench.cache import cache_folder
+    from quant_bench.cell import require_seed
     from quant_bench.data import DataSource
     from quant_bench.models import quantize_with
     from quant_bench.weights import calibration_of
 
+    require_seed(seed)
     chosen = registry.build("quantizers", quantizer)
     source = DataSource(None if data is None else Path(data))
     calibration = calibration_of(model, source, cache_folder(), chosen.calibration_sequences, seed)

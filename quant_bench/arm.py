@@ -26,7 +26,7 @@ class Attended:
         value: reads: values as the value projection left them, before any gate.
         hidden: input of the attention layer (what the query projection reads).
         mask: True where a query may attend, broadcastable to (batch, head, query, key).
-        scaling: factor on the scores.
+        scaling: factor on the scores (queries that a model scales itself are given without that).
         length: longest context in tokens of the model's configuration.
         parameters: the attention module's own tensors, by name below it (`attention_core.null.logit`).
     """

@@ -25,7 +25,11 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from quant_bench.errors import NotApplicable
+
 ATTENTION = "quant_bench"
+# added to a score, it leaves nothing of its weight
+_HIDDEN = -1e3
 
 Query = Float[Tensor, "batch head query dim"]
 Key = Float[Tensor, "batch kv_head key dim"]
@@ -186,7 +190,7 @@ def _attention(
     else:
         mask = attention_mask
         if mask is not None and mask.dtype != torch.bool:
-            mask = mask >= 0
+            mask = _allowed(mask)
         if mask is not None and mask.shape[-1] > key.shape[-2]:
             mask = mask[..., : key.shape[-2]]
         mixed = core_of(module)(module, query, key, value, mask=mask, scaling=scale)
@@ -194,6 +198,21 @@ def _attention(
     if factor is not None:
         mixed = mixed * factor
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _allowed(mask: Tensor) -> Bool[Tensor, "..."]:
+    """True where an additive mask leaves a score alone.
+
+    Raises:
+        NotApplicable: it does more than hide keys: a core knows who sees whom, and no bias of single scores.
+    """
+    allowed = mask == 0
+    if not mask.is_floating_point() or not bool((allowed | (mask <= _HIDDEN)).all()):
+        raise NotApplicable(
+            "attention masks here say which keys a query may see: give a mask of two axes, a boolean one, or an "
+            f"additive one of 0 and numbers below {_HIDDEN:g}"
+        )
+    return allowed
 
 
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:

@@ -13,6 +13,9 @@ from quant_bench.spec import Spec, joined, written
 # the arm that others are compared with: the model as it is
 BASELINE_ARM: Final = "softmax"
 
+# torch's CPU generator reads the lower 32 bits of a seed: a larger one would draw what a smaller one draws
+SEEDS: Final = 1 << 32
+
 # with `@seed=…` and `.json` behind it a name stays below the 255 bytes of common file systems
 _LONGEST = 200
 
@@ -85,3 +88,13 @@ def _shortened(name: str) -> str:
     if len(name) <= _LONGEST:
         return name
     return f"{name[: _LONGEST - 33]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def require_seed(seed: int) -> None:
+    """Refuse what is no seed.
+
+    Raises:
+        SpecError: it is negative, or so large that a smaller one would draw the same numbers.
+    """
+    if not 0 <= seed < SEEDS:
+        raise SpecError(f"a seed is a whole number from 0 to 2^32 - 1; got {seed!r}")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import quant_bench
 from quant_bench import registry
 from quant_bench.arm import Arm
-from quant_bench.cell import BASELINE_ARM
+from quant_bench.cell import BASELINE_ARM, require_seed
 from quant_bench.errors import RecordError, SpecError
 from quant_bench.identity import ModelIdentity
 from quant_bench.probe import Probe
@@ -95,8 +95,7 @@ def model_name(options: RunOptions) -> str:
 def planned_cells(options: RunOptions) -> list[PlannedCell]:
     """Every cell of the product; softmax and the float model first, so that later cells can be compared with them."""
     for seed in options.seeds:
-        if not 0 <= seed < 1 << 63:
-            raise SpecError(f"a seed is a whole number from 0 to 2^63 - 1; got {seed!r}")
+        require_seed(seed)
     arms = _unique(registry.build("arms", text) for text in options.arms)
     arms.sort(key=lambda arm: registry.canonical("arms", arm) != BASELINE_ARM)
     quantizers = _unique(registry.build("quantizers", text) for text in options.quantizers)

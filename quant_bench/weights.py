@@ -139,8 +139,11 @@ class Weights:
             self._folders[key] = None
             if checkpoint is not None:
                 identity = models.identify(str(checkpoint.folder), self._load)
-                note = f"trained here with arm {checkpoint.note['arm']} and seed {checkpoint.note['seed']}"
-                shared = {part: checkpoint.note[part] for part in ("version", "settings", "optimizer", "data_sha256")}
+                made = checkpoint.note
+                # what decides the last bits of a step, and in the end more, but is not in the digest below
+                where = f"{made['device']}, threads {made['threads']}, torch {made['packages']['torch']}"
+                note = f"trained here with arm {made['arm']} and seed {made['seed']} ({where})"
+                shared = {part: made[part] for part in ("version", "settings", "optimizer", "data_sha256")}
                 named = replace(
                     identity, name=self._options.model, source="tier", note=note, training_sha256=digest_of(shared)
                 )

@@ -14,7 +14,7 @@ from quant_bench.arm import Attended
 from quant_bench.attention import causal_mask, core_of, sdpa
 from quant_bench.errors import ModelError, NotApplicable, SpecError
 from quant_bench.mechanisms import undecayed
-from quant_bench.mechanisms.fused import _phantom_key, null_attention
+from quant_bench.mechanisms.fused import _phantom_key, null_attention, with_key_bias
 from quant_bench.mechanisms.gates import NormGate, ProjectionGate
 from quant_bench.mechanisms.normalizers import entmax15, safe_softmax, softpick, sparsemax, stretched
 from quant_bench.mechanisms.tiles import tiled_attention
@@ -211,6 +211,38 @@ def test_norm_aware_attention_is_softmax_over_distances() -> None:
     assert torch.allclose(arm.reference(a), expected, atol=1e-12)
 
 
+def test_norm_aware_attention_is_softmax_over_distances_where_a_model_scales_its_queries_itself() -> None:
+    model = _with("norm_aware", "opt")
+    layer: Any = model.module.model.decoder.layers[0].self_attn
+    seen: dict[str, Tensor] = {}
+    undo = [layer.out_proj.register_forward_pre_hook(lambda m, inputs: seen.update(mixed=inputs[0]))]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        part = layer.get_submodule(name)
+        undo.append(part.register_forward_hook(lambda m, i, out, name=name: seen.update({name: out})))
+    _logits(model)
+    for hook in undo:
+        hook.remove()
+    query, key, value = (
+        seen[name].unflatten(-1, (layer.num_heads, -1)).transpose(1, 2).double()
+        for name in ("q_proj", "k_proj", "v_proj")
+    )
+    distance = torch.cdist(query, key).square() / (-2 * math.sqrt(query.shape[-1]))
+    causal = causal_mask(query.shape[2], query.shape[2], None, query.device)
+    expected = torch.softmax(distance.masked_fill(~causal, -torch.inf), -1) @ value
+    assert torch.allclose(seen["mixed"].double(), expected.transpose(1, 2).flatten(2), atol=1e-6)
+
+
+def test_a_bias_beyond_float16_hides_its_key_and_is_a_number() -> None:
+    query, key, _ = _operands(kv_heads=4, dtype=torch.float16)
+    bias = torch.zeros(2, 4, 9)
+    bias[:, :, 0] = -1e6
+    wide_query, wide_key = with_key_bias(query, key, bias, 0.25)
+    scores = (wide_query.double() @ wide_key.double().transpose(-1, -2)) * 0.25
+    assert bool(scores.isfinite().all())
+    assert float(scores[..., 0].max()) < -1e4
+    assert torch.allclose(scores[..., 1:], (query.double() @ key.double().transpose(-1, -2))[..., 1:] * 0.25)
+
+
 def test_gates_start_almost_open() -> None:
     read = torch.randn(5, 2, 8, generator=torch.Generator().manual_seed(0))
     norm, projection = NormGate(2, 8, read), ProjectionGate(2, 8, read)
@@ -241,6 +273,18 @@ def test_a_gated_head_starts_near_its_probability_and_fine_tuning_near_the_ident
         assert float((_logits(model) - baseline).norm() / baseline.norm()) < 0.01
 
 
+def test_a_gate_starts_as_its_published_code_draws_it() -> None:
+    def bias(kind: str, probability: float) -> Tensor:
+        core: Any = _with(f"gated(kind={kind},probability={probability})").module
+        return core.model.layers[0].self_attn.output_gate.biases[-1].detach()
+
+    assert torch.allclose(bias("linear", 0.2), torch.full_like(bias("linear", 0.2), math.log(0.2 / 0.8)))
+    # a product of all features, and an MLP, keep what nn.Linear draws, whatever the probability is
+    for kind in ("all_features", "mlp"):
+        assert torch.equal(bias(kind, 0.2), bias(kind, 0.9))
+        assert len(bias(kind, 0.2).unique()) > 1
+
+
 def test_combos_equal_what_they_are_made_of() -> None:
     for combo, parts in (("combo", "sink_logit+norm_gate"), ("combo2", "sink_logit+projection_gate")):
         assert torch.equal(_logits(_with(combo)), _logits(_with(parts)))
@@ -251,6 +295,12 @@ def test_combos_equal_what_they_are_made_of() -> None:
 def test_arms_that_change_the_same_part_are_not_composed(text: str) -> None:
     with pytest.raises(SpecError, match="cannot be composed"):
         registry.build("arms", text)
+
+
+@pytest.mark.parametrize("text", ["norm_gate+renorm(gate=projection)", "renorm+projection_gate", "combo+renorm"])
+def test_a_routing_gate_does_not_look_at_gated_reads(text: str) -> None:
+    with pytest.raises(NotApplicable, match="reads that are not gated"):
+        _with(text)
 
 
 @pytest.mark.parametrize("text", ["softmax+softmax", "sink_logit+softmax", "sink_token+sink_token"])
@@ -388,6 +438,25 @@ def test_the_core_without_arm_is_torchs_attention() -> None:
     assert core_of(module) is sdpa
     assert torch.allclose(got, expected)
     assert math.isfinite(float(got.sum()))
+
+
+def test_a_mask_that_does_more_than_hide_keys_is_refused() -> None:
+    ids = tiny_ids()
+    causal = causal_mask(ids.shape[1], ids.shape[1], None, ids.device).expand(len(ids), 1, -1, -1).clone()
+    causal[1, :, 5:, :3] = False
+    hidden = torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)
+
+    def logits(mask: Tensor) -> Tensor:
+        module: Any = _with("sink_logit").module
+        with torch.no_grad():
+            return module(input_ids=ids, attention_mask=mask, use_cache=False).logits
+
+    wanted = logits(causal)
+    assert not torch.allclose(wanted, _logits(_with("sink_logit")), atol=1e-4)
+    assert torch.equal(logits(hidden), wanted)
+    for wrong in (causal.long(), hidden + 0.5, torch.where(causal, -1.0, hidden)):
+        with pytest.raises(NotApplicable, match="which keys a query may see"):
+            logits(wrong)
 
 
 def test_how_far_an_arm_moves_trained_weights_is_noted() -> None:

@@ -29,6 +29,7 @@ from quant_bench.diagnostics.watch import AttentionWatch
 from quant_bench.errors import NotApplicable, SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.probe import Probe
+from quant_bench.quantization.rotation import Rotation, rotate
 from quant_bench.quantizer import Calibration
 from quant_bench.registry import build
 from quant_bench.scoring import final_hidden
@@ -173,10 +174,13 @@ def accounts(model: LanguageModel, arm: Arm, ids: Tensor) -> list[Account]:
         mask = layer["mask"]
         mask = causal_mask(query.shape[2], key.shape[2], None, query.device) if mask is None else mask
         reads = plain_reads(model, layer["projected"], key.shape[1])
-        attended = Attended(
-            query, key, value, layer["hidden"].double(), mask, layer["scaling"], model.max_length, inside
-        )
-        scores = query @ attended.of_heads(key).transpose(-1, -2) * layer["scaling"]
+        scaling = layer["scaling"]
+        if model.layout.family == "opt":
+            # which scales its queries, and its scores by 1
+            scaling = key.shape[-1] ** -0.5
+            query = query / scaling
+        attended = Attended(query, key, value, layer["hidden"].double(), mask, scaling, model.max_length, inside)
+        scores = query @ attended.of_heads(key).transpose(-1, -2) * scaling
         bias = arm.key_bias(attended)
         scores = scores if bias is None else scores + attended.of_heads(bias)[:, :, None]
         masked = scores.masked_fill(~mask, -torch.inf)
@@ -448,6 +452,19 @@ def test_output_gates_lie_between_zero_and_one(arm: str) -> None:
         assert reading.output_gate.mean == pytest.approx(float(sigmoid.mean()), rel=1e-5)
         assert reading.output_gate.least == pytest.approx(float(sigmoid.min()), rel=1e-5)
         assert reading.output_gate.below_half == pytest.approx(float((sigmoid < 0.5).float().mean()))
+
+
+def test_a_constant_factor_of_an_output_gate_is_left_out_behind_a_rotation() -> None:
+    model, ids = armed("gated(fine_tuning=True)"), sequences().ids[0]
+    with AttentionWatch(model) as watch:
+        before = watch.read(ids)
+    model, _ = rotate(model, Rotation())
+    with AttentionWatch(model) as watch:
+        after = watch.read(ids)
+    for one, other in zip(before, after, strict=True):
+        assert one.output_gate is not None
+        assert other.output_gate is not None
+        assert other.output_gate.mean == pytest.approx(one.output_gate.mean, rel=1e-4)
 
 
 @pytest.mark.parametrize("quantizer", ["w8a8", "w4a4", "rtn(kv_bits=4)", "rtn(execution=integer)"])

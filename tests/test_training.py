@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quant_bench import models, registry
 from quant_bench.data import DataSource
-from quant_bench.errors import ModelError, NotApplicable
+from quant_bench.errors import ModelError, NotApplicable, SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.tiny import tiny_model
 from quant_bench.training import checkpoints, loop
@@ -96,6 +96,24 @@ def test_every_arm_starts_from_the_same_shared_parameters(tier: Tier, arm: str, 
     assert_equal(weights(fresh(tier, material, arm)), again)
     other = weights(fresh(tier, material, seed=1))
     assert not torch.equal(next(iter(other.values())), next(iter(shared.values())))
+
+
+@pytest.mark.parametrize("tier", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("arm", ["sink_token", "output_gate"])
+def test_an_arm_draws_no_number_that_a_shared_parameter_has(tier: Tier, arm: str, material: Material) -> None:
+    # both are normal with deviation 0.02, so numbers of one draw would be equal
+    shared, ours = weights(fresh(tier, material)), weights(fresh(tier, material, arm))
+    drawn = torch.cat([value.flatten() for name, value in ours.items() if name not in shared])
+    kept = torch.cat([value.flatten() for value in shared.values()])
+    assert drawn.unique().numel() > 10
+    assert float(torch.isin(drawn, kept).double().mean()) < 0.01
+
+
+def test_a_seed_that_draws_what_a_smaller_one_draws_is_refused(data: DataSource, tmp_path: Path) -> None:
+    small, large = (torch.rand(3, generator=torch.Generator().manual_seed(seed)) for seed in (5, (1 << 32) + 5))
+    assert torch.equal(small, large)
+    with pytest.raises(SpecError, match="seed"):
+        Order(GPT2, registry.build("arms", "softmax"), (1 << 32) + 5, data, tmp_path)
 
 
 def test_the_activation_of_a_toy_is_that_of_gpt2(material: Material) -> None:

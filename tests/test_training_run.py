@@ -72,6 +72,8 @@ def test_cells_are_asked_of_the_checkpoint_of_their_arm_and_seed(options: RunOpt
                 record.identity["weights_sha256"] for key, record in found.items() if key[0] == arm and key[3] == seed
             }
             assert ours == {expected}
+            (note,) = {record.identity["note"] for key, record in found.items() if key[0] == arm and key[3] == seed}
+            assert note == f"trained here with arm {arm} and seed {seed} (cpu, threads 1, torch {torch.__version__})"
     weights = {record.identity["weights_sha256"] for record in found.values()}
     assert len(weights) == 4
     # what is held out depends on neither arm nor seed, so every difference is paired
@@ -212,6 +214,7 @@ def test_the_command_trains_every_arm_and_seed(cache: Path) -> None:
         (["--tier", "nano"], 2, "'nano' is not one of"),
         (["--tier", "toy", "--text", "no-such-text"], 2, "no text 'no-such-text'"),
         (["--tier", "toy", "--arm", "nothing"], 2, "no arm named 'nothing'"),
+        (["--tier", "toy", "--seed", str(1 << 32)], 2, "4294967295"),
         (["--tier", "toy", "--device", "tpu"], 2, "none of cpu, cuda, cuda:N"),
     ],
 )

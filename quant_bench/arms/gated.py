@@ -18,7 +18,7 @@ class Gated(Arm):
 
     Attributes:
         kind: G: one linear unit a head on its slice of x (`linear`), an MLP on it, or a linear unit on `all_features`.
-        probability: of an open gate at the start (biases; not for `mlp`, as published, but in fine-tuning mode).
+        probability: of an open gate at the start (biases; as published of `linear` alone, but in fine-tuning mode).
         fine_tuning: start near the identity, for a pretrained model: small weights, output divided by `probability`.
 
     Source: Bondarenko et al. 2023, section 4.2, https://arxiv.org/abs/2306.12929.

@@ -8,6 +8,7 @@ import click
 
 from quant_bench import registry
 from quant_bench._roots import use_plugins
+from quant_bench.cell import SEEDS
 from quant_bench.commands.common import FOLDER, device_name, example
 from quant_bench.errors import Blocked, NotApplicable, SpecError
 from quant_bench.report.text import number, visible
@@ -18,7 +19,7 @@ from quant_bench.training.tiers import TIERS, changed
 @click.option("--tier", "name", type=click.Choice(tuple(TIERS)), required=True, help="Shape, data and schedule.")
 @click.option("--arm", "arms", multiple=True, default=["softmax"], show_default=True, help="Attention mechanism.")
 @click.option(
-    "--seed", "seeds", multiple=True, type=click.IntRange(0, (1 << 63) - 1), default=[0], show_default=True,
+    "--seed", "seeds", multiple=True, type=click.IntRange(0, SEEDS - 1), default=[0], show_default=True,
     help="Of the first weights and of the order of the data.",
 )  # fmt: skip
 @click.option("--max-steps", "steps", type=click.IntRange(min=1), help="Length of the run; else the tier's.")

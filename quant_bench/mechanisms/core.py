@@ -59,7 +59,7 @@ class Mechanism(nn.Module):
 
     Attributes:
         null: null logits, or None.
-        bias: key, value and scaling -> bias of each key, or None.
+        bias: key, value and the whole scaling (of queries as they are projected) -> bias of each key, or None.
         normalizer: masked scores -> weights, given the null logits of their heads; None means softmax.
     """
 
@@ -73,7 +73,9 @@ class Mechanism(nn.Module):
         """Queries and keys whose scaled products are the logits, the key bias included."""
         if self.bias is None:
             return query, key
-        return with_key_bias(query, key, self.bias(key, value, scaling), scaling)
+        # OPT scales its queries before: of its scores, what scales a product of query and key is the module's
+        whole = float(getattr(module, "scaling", scaling))
+        return with_key_bias(query, key, self.bias(key, value, whole), scaling)
 
     def probabilities(self, module: nn.Module, scores: Scores, heads: HeadIndex) -> Scores:
         """Weights of masked logits; a row that may see nothing gives zeros."""

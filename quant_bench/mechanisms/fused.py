@@ -115,7 +115,9 @@ def with_key_bias(query: Query, key: Key, bias: Float[Tensor, "batch kv_head key
     Eight more features (kernels want multiples of 8): ones in the query; the bias, and what its rounding to a narrower
     dtype lost, in the key. The alternative, a bias in the mask, loses the causal skip: 1.5 to 1.8 times the time.
     """
-    wide = bias / scaling
+    # in float16 a bias may lie beyond the last number
+    largest = torch.finfo(key.dtype).max
+    wide = (bias / scaling).clamp(-largest, largest)
     coarse = wide.to(key.dtype)
     rest = (wide - coarse.to(wide.dtype)).to(key.dtype)
     features = functional.pad(torch.stack((coarse, rest), -1), (0, 6))

@@ -110,9 +110,9 @@ class HeadGate(nn.Module):
             weight = like.new_empty(*rows, row, column)
             weights.append(weight.normal_(0.0, 0.001) if fine_tuning else weight.uniform_(-limit, limit))
             biases.append(like.new_zeros(*rows, row).uniform_(-limit, limit))
-        # the published code sets the bias of single products alone; an MLP would not start where it should in
-        # fine-tuning mode, so there the last bias is set too
-        if kind != "mlp" or fine_tuning:
+        # the published code sets the bias of `linear` alone; in fine-tuning mode the others would not start where they
+        # should, so there it is set too
+        if kind == "linear" or fine_tuning:
             biases[-1].fill_(math.log(probability / (1.0 - probability)))
         self.weights = nn.ParameterList([nn.Parameter(w, requires_grad=like.requires_grad) for w in weights])
         self.biases = nn.ParameterList([nn.Parameter(b, requires_grad=like.requires_grad) for b in biases])

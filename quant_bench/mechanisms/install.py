@@ -7,9 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from quant_bench.errors import NotApplicable
-from quant_bench.mechanisms.core import Mechanism, Null
+from quant_bench.mechanisms.core import GateBias, Mechanism, Null
 from quant_bench.mechanisms.gates import Fused, GatedProjection
 from quant_bench.model import LanguageModel, LinearSite
+
+# a routing gate behind a gate on reads would see gated reads, which is neither mechanism
+_PLAIN = "and a routing gate needs reads that are not gated"
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,12 @@ def add_null(model: LanguageModel, learned: bool) -> LanguageModel:
 def add_key_bias(model: LanguageModel, make: Callable[[Shape], nn.Module]) -> LanguageModel:
     """Give every attention module a bias of its keys."""
     shape = shape_of(model)
+    gated = _has(model, GatedProjection)
     for module in attentions(model):
         core = mechanism(module)
         _require(core.bias is None, "a key bias")
         core.bias = make(shape)
+        _require(not (gated and isinstance(core.bias, GateBias)), f"a gate on its reads, {_PLAIN}")
     return model
 
 
@@ -107,6 +112,7 @@ def fused_at(model: LanguageModel, site: LinearSite) -> Fused | None:
 
 def add_read_gate(model: LanguageModel, make: Callable[[int, int, Tensor], nn.Module]) -> LanguageModel:
     """Gate every read where it is projected; `make(kv_heads, dim, like)` builds a layer's gate."""
+    _require(not _has(model, GateBias), f"a routing gate, {_PLAIN}")
     shape = shape_of(model)
     sites: list[LinearSite] = []
     for site in model.layout.linears:
@@ -166,6 +172,10 @@ def learning_rates(module: nn.Module) -> dict[str, float]:
         prefix = f"{path}." if path else ""
         found |= {f"{prefix}{name}": ratio for name, ratio in getattr(part, "learning_rates", {}).items()}
     return found
+
+
+def _has(model: LanguageModel, part: type[nn.Module]) -> bool:
+    return any(isinstance(module, part) for module in model.module.modules())
 
 
 def _require(free: bool, what: str) -> None:

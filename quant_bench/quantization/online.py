@@ -106,6 +106,11 @@ class UnrotatedGate(nn.Module):
         for name, value in (("signs", signs), ("gain", gain), ("shift", shift)):
             self.register_buffer(name, value)
 
+    @property
+    def factor(self) -> float:
+        """Of the gate: what all its values are multiplied by."""
+        return float(getattr(self.gate, "factor", 1.0))
+
     def forward(self, hidden: Features) -> Any:
         plain = transform(hidden, inverse=True) * (self.signs * self.gain).to(hidden.dtype)
         return self.gate(plain + self.shift.to(hidden.dtype))

@@ -30,12 +30,15 @@ class SeenLayer:
         """The operands of a reference; `length` is the longest context in tokens."""
         known = self.operands
         query, key = known["query"], known["key"]
+        # OPT scales its queries before its scores
+        scaling = float(getattr(self.module, "scaling", known["scaling"]))
+        query = query * (known["scaling"] / scaling)
         mask = known["mask"]
         if mask is None:
             mask = attention.causal_mask(query.shape[2], key.shape[2], None, query.device)
         value = known.get("read", known["value"])
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        return Attended(query, key, value, known["hidden"], mask, known["scaling"], length, tensors)
+        return Attended(query, key, value, known["hidden"], mask, scaling, length, tensors)
 
 
 @contextmanager

@@ -11,9 +11,6 @@ from quant_bench.model import LanguageModel
 from quant_bench.models import LoadOptions, attach, from_module, load_model
 from quant_bench.training.tiers import Tier
 
-# an arm draws its own numbers from a stream that the shared parameters have no part in
-_ARM_STREAM = 1 << 32
-
 
 def config_of(tier: Tier, tokenizer: Any) -> Any:
     """Configuration of a tier's model; no dropout, head and embedding tied."""
@@ -68,7 +65,9 @@ def build(tier: Tier, arm: Arm, seed: int, tokenizer: Any, cache: Path | None = 
     model = _drawn(tier, seed, tokenizer) if tier.layout != "base" else load_model(tier.base, LoadOptions(cache=cache))
     # parameters that an arm adds want gradients where the others do
     model.module.requires_grad_(True)
-    model = attach(model, arm, _ARM_STREAM + seed)
+    # the stream of the shared parameters from its start, where transformers draws what it then draws again: no number
+    # of an arm is one that a shared parameter keeps
+    model = attach(model, arm, seed)
     model.module.train()
     return model
 

@@ -16,6 +16,7 @@ from filelock import FileLock
 from quant_bench import models, registry
 from quant_bench.arm import Arm
 from quant_bench.cache import folder_made_whole, write_atomically
+from quant_bench.cell import require_seed
 from quant_bench.data import DataSource
 from quant_bench.errors import Blocked
 from quant_bench.models.quiet import quiet
@@ -42,6 +43,9 @@ class Order:
         data: where the text comes from.
         cache: cache folder.
         device: torch device of one process.
+
+    Raises:
+        SpecError: the seed is none.
     """
 
     tier: Tier
@@ -50,6 +54,9 @@ class Order:
     data: DataSource
     cache: Path
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        require_seed(self.seed)
 
     @property
     def arm_text(self) -> str:

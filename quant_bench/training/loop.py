@@ -113,7 +113,7 @@ def arguments(tier: Tier, seed: int, work: Path, device: str) -> TrainingArgumen
         save_strategy="steps",
         save_steps=max(1, tier.steps // _SAVED),
         save_total_limit=2,
-        seed=seed % (1 << 32),
+        seed=seed,
         use_cpu=place.type == "cpu",
         dataloader_pin_memory=place.type == "cuda",
         train_sampling_strategy="sequential",
