@@ -117,6 +117,14 @@ def test_executions_are_equal_only_where_all_seeds_together_are() -> None:
     assert "25.50 ± " in shown[2]
 
 
+def test_a_row_of_fewer_seeds_than_another_says_so() -> None:
+    again = record("none", "t(limit=2)", score("ppl", 22.0, "lower"))
+    both = [*records(), replace(again, cell=replace(again.cell, seed=1))]
+    shown = rows(filled(ASKED.replace("; u acc", ""), report.long_frame(both)))
+    assert "(2 seeds)" in next(row for row in shown if row.startswith("| none"))
+    assert "25 (1 of 2 seeds)" in next(row for row in shown if row.startswith("| w8a8"))
+
+
 def test_filling_twice_changes_nothing() -> None:
     frame = report.long_frame(records())
     assert filled(filled(ASKED, frame), frame) == filled(ASKED, frame)

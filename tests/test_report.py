@@ -462,6 +462,12 @@ def test_a_difference_that_some_seeds_lack_says_so() -> None:
     assert "vs softmax -0.7500 [-3.927, +2.427] (2 of 3 seeds)" in row[5]
 
 
+def test_a_row_of_fewer_seeds_than_another_says_so() -> None:
+    cells = armed({"softmax": [20.0, 22.0], "gated": [19.0]})
+    shown = {row[3]: row[5].partition("<br>")[0] for row in rows_of(report.long_frame(cells))}
+    assert shown == {"softmax": "21 ± 1.414 (2 seeds)", "gated": "19 (1 of 2 seeds)"}
+
+
 def test_a_seed_without_scores_has_a_row_of_its_own() -> None:
     cells = [*armed({"softmax": [20.0, 22.0]}), record("none", seed=2)]
     rows = rows_of(report.long_frame(cells))

@@ -82,7 +82,9 @@ def _excerpt(rows: list[Row], subject: str, columns: list[str]) -> str:
             cells.setdefault((row[lead], row["execution"]), {})[column] = row
     shown = [(executions, cells[key]) for key, executions in _distinct(cells).items()]
     shown.sort(key=lambda row: _place(row[1], columns))
-    entries = tuple((_name(lead, *row), *(_entry(row[1].get(column)) for column in columns)) for row in shown)
+    # a row of fewer seeds than another says so: its interval knows nothing of the spread over seeds
+    seeds = max(row["seeds"] for found in cells.values() for row in found.values())
+    entries = tuple((_name(lead, *row), *(_entry(row[1].get(column), seeds) for column in columns)) for row in shown)
     table = Table(title="", headings=tuple(headings), rows=entries, words=1)
     notes = [f"{index}. {markdown(note)}" for index, note in enumerate(footnotes.texts, 1)]
     return "\n".join(["", *markdown_table(table), "", *notes, ""])
@@ -123,5 +125,5 @@ def _name(lead: str, executions: list[str], found: dict[str, Row]) -> Entry:
     return Entry((label if executions == ["float"] else f"{label} ({' = '.join(executions)})",))
 
 
-def _entry(row: Row | None) -> Entry:
-    return Entry(("–",)) if row is None else Entry((lines(row)[0], *differences(row)))
+def _entry(row: Row | None, seeds: int) -> Entry:
+    return Entry(("–",)) if row is None else Entry((lines(row, seeds)[0], *differences(row)))

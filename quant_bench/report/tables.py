@@ -103,6 +103,7 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     rows = []
     cells, best = _cells(group), best_pools(group)
     places = {key: _place(scores, headline) for key, scores in cells.items()}
+    seeds = max(map(_seeds, cells.values()))
     for key in _in_blocks(places, lambda key: _block(cells[key][0], several)):
         scores = cells[key]
         first, found = scores[0], by_metric(scores)
@@ -113,7 +114,6 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
             entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
         else:
             shown = (found.get(metric) for metric in metrics)
-            seeds = len({row["seed"] for row in scores})
             entries += [
                 Entry(("–",)) if row is None else Entry(lines(row, seeds), row["pool"] in best) for row in shown
             ]
@@ -121,6 +121,11 @@ def _table(group: list[Row], metrics: list[str], title: str) -> Table:
     headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in metrics)]
     headings += [] if metrics else ["state"]
     return Table(title, tuple(headings), tuple(rows), footnotes.texts, 3 + len(several))
+
+
+def _seeds(rows: Iterable[Row]) -> int:
+    """Seeds that were measured; of the row that has most of them, others say that they have fewer."""
+    return len({row["seed"] for row in rows if row["state"] == "measured"})
 
 
 def _state(row: Row, footnotes: Footnotes) -> str:
@@ -152,7 +157,7 @@ def _block(row: Row, several: list[str]) -> tuple[Any, ...]:
 
 
 def lines(score: Row, seeds: int | None = None) -> tuple[str, ...]:
-    """Value with its marks, interval, and differences with their intervals; of so many `seeds` of its row."""
+    """Value with its marks, interval, and differences with their intervals; of so many `seeds` of its table."""
     found = [_marked(score, seeds or score["seeds"])]
     own = together(score, "value")
     if own is not None and own.low is not None and own.high is not None:
@@ -199,13 +204,15 @@ def _overview(groups: list[list[Row]]) -> Table:
         metric = headline_of(group) or next((row["metric"] for row in scored(group)), None)
         headings.append(f"{group[0]['task'].partition('(')[0]}: {metric or 'state'} {footnotes.mark(question(group))}")
         column: dict[tuple[Any, ...], tuple[Entry, float | None]] = {}
-        for key, scores in parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"])).items():
+        keyed = parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"]))
+        seeds = max(map(_seeds, keyed.values()))
+        for key, scores in keyed.items():
             shown.setdefault(key, []).extend(scores)
             measured = by_metric([row for row in scores if row["state"] == "measured"])
             if not measured:
                 column[key] = Entry((_state(scores[0], footnotes),)), None
             elif metric in measured:
-                first = lines(measured[metric], len({row["seed"] for row in scores if row["state"] == "measured"}))[0]
+                first = lines(measured[metric], seeds)[0]
                 # the interval of the value itself stands in the group's own table
                 column[key] = Entry((first, *differences(measured[metric]))), measured[metric]["rank"]
         columns.append(column)
