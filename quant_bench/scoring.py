@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
 from torch import Tensor
 
-from quant_bench.errors import QuantizationError
+from quant_bench.attention import ATTENTION
+from quant_bench.errors import ModelError, QuantizationError
 from quant_bench.model import LanguageModel
 
 CHUNK_TOKENS = 256
@@ -32,7 +33,14 @@ def final_hidden(model: LanguageModel, ids: Int[Tensor, "batch seq"]) -> Float[T
 
     Every position counts as a token: there is no padding here, so no row can influence another one unless the model
     is not `token_independent`.
+
+    Raises:
+        ModelError: attention is computed elsewhere than at `quant_bench.attention`: without what an arm or a quantizer
+            changed in it.
     """
+    chosen = model.config.get_text_config()._attn_implementation
+    if chosen != ATTENTION:
+        raise ModelError(f"{type(model.module).__name__} has attn_implementation={chosen!r}, not {ATTENTION!r}")
     return model.body(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
 
 

@@ -15,10 +15,11 @@ from quant_bench.attention import causal_mask, core_of, sdpa
 from quant_bench.errors import ModelError, NotApplicable, SpecError
 from quant_bench.mechanisms import undecayed
 from quant_bench.mechanisms.fused import _phantom_key, null_attention, with_key_bias
-from quant_bench.mechanisms.gates import NormGate, ProjectionGate
+from quant_bench.mechanisms.gates import HeadGate, NormGate, ProjectionGate
 from quant_bench.mechanisms.normalizers import entmax15, safe_softmax, softpick, sparsemax, stretched
 from quant_bench.mechanisms.tiles import tiled_attention
 from quant_bench.model import LanguageModel
+from quant_bench.scoring import final_hidden
 from quant_bench.testing import check_arm, tiny_ids, tiny_model
 from quant_bench.tiny import CONFIGS
 
@@ -283,6 +284,22 @@ def test_a_gate_starts_as_its_published_code_draws_it() -> None:
     for kind in ("all_features", "mlp"):
         assert torch.equal(bias(kind, 0.2), bias(kind, 0.9))
         assert len(bias(kind, 0.2).unique()) > 1
+
+
+def test_a_head_without_a_slice_of_its_own_has_no_gate_on_it() -> None:
+    like = torch.zeros(1)
+    assert HeadGate(3, 20, like, "all_features", 0.25, False)(torch.zeros(1, 2, 20)).shape == (1, 3, 2, 1)
+    with pytest.raises(NotApplicable, match="no equal slices"):
+        HeadGate(3, 20, like, "linear", 0.25, False)
+
+
+def test_an_arm_that_another_attention_passes_by_gives_no_score() -> None:
+    model = _with("sink_logit")
+    assert final_hidden(model, tiny_ids()).shape[:2] == tiny_ids().shape
+    module: Any = model.module
+    module.set_attn_implementation("sdpa")
+    with pytest.raises(ModelError, match="attn_implementation='sdpa'"):
+        final_hidden(model, tiny_ids())
 
 
 def test_combos_equal_what_they_are_made_of() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quant_bench.attention import Query
+from quant_bench.errors import NotApplicable
 
 Read = Float[Tensor, "*batch kv_head dim"]
 Gate = Float[Tensor, "*batch kv_head"]
@@ -80,6 +81,9 @@ class HeadGate(nn.Module):
     `linear` and `mlp` see the head's own slice of x, `all_features` sees all of it. In fine-tuning mode weights start
     near 0 and the output is divided by the initial probability, so that a pretrained model is (nearly) unchanged.
 
+    Raises:
+        NotApplicable: the heads' slices of x would not be of one size.
+
     Source: gated attention of Bondarenko et al. 2023, section 4.2 and its code, https://arxiv.org/abs/2306.12929.
     """
 
@@ -97,6 +101,8 @@ class HeadGate(nn.Module):
         fine_tuning: bool,
     ) -> None:
         super().__init__()
+        if kind != "all_features" and width % heads:
+            raise NotApplicable(f"{width} features of the layer's input are no equal slices for {heads} heads")
         self.heads, self.kind = heads, kind
         self.factor = 1.0 / probability if fine_tuning else 1.0
         inputs = width if kind == "all_features" else width // heads
