@@ -237,7 +237,6 @@ def _run(model: LanguageModel, windows: Windows, context: Context, observer: Obs
     sampled: list[Tensor] = []
     owners: list[int] = []
     count = len(windows.spans)
-    wanted = -(-ITEMS // count)
     for index, span in enumerate(windows.spans):
         hidden = final_hidden(model, windows.ids(index))[0, span.scored - span.first - 1 : -1]
         scored = target_log_probs(model, hidden, windows.targets(index))
@@ -248,9 +247,25 @@ def _run(model: LanguageModel, windows: Windows, context: Context, observer: Obs
         rows.append(row | (observer.latest() if observer is not None else {}))
         log_probs.append(scored.log_probs.cpu())
         argmax.append(scored.argmax.to(torch.int32).cpu())
-        spread = np.unique(np.linspace(0, len(hidden) - 1, wanted).round().astype(np.int64))
-        keep = spread[: max(0, ITEMS - len(owners))]
+        keep = _probed(index, count, len(hidden))[: max(0, ITEMS - len(owners))]
         sampled.append(hidden[torch.from_numpy(keep).to(hidden.device)].cpu())
         owners += [index] * len(keep)
         context.progress(windows.label, index + 1, count)
     return WindowPass(windows, pd.DataFrame(rows), log_probs, argmax, torch.cat(sampled), owners, observer)
+
+
+def _probed(index: int, count: int, length: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Positions of a window that the probe sees.
+
+    Of few windows each has several, from its first to its last. Of many windows 512 have one, in turn from the first
+    position to the last: the same one in all would be a single context where windows begin alike.
+
+    Args:
+        index: of the window.
+        count: windows of the text.
+        length: scored positions of the window.
+    """
+    if count < ITEMS:
+        return np.unique(np.linspace(0, length - 1, -(-ITEMS // count)).round().astype(np.int64))
+    (turns,) = np.nonzero(np.linspace(0, count - 1, ITEMS).round() == index)
+    return (turns * (length - 1) / (ITEMS - 1)).round().astype(np.int64)

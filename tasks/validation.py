@@ -1,6 +1,7 @@
 """Loss on the held-out sequences of a model that was trained here."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quant_bench.model import LanguageModel
 from quant_bench.task import Context, Evaluation, Task
@@ -16,6 +17,9 @@ class Validation(Task):
 
     Source: Guo et al. 2024, https://arxiv.org/abs/2410.13835, for the parts of the toy's loss.
     """
+
+    # 2: the probe of `kl` looks at other positions
+    version: ClassVar[int] = 2
 
     def evaluate(self, model: LanguageModel, context: Context) -> Evaluation:
         return validation(model, context, self.limit)

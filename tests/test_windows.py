@@ -22,11 +22,12 @@ from quant_bench.perplexity import TextWindows, outliers, perplexity
 from quant_bench.probe import ITEMS, Probe
 from quant_bench.quantizer import Calibration
 from quant_bench.registry import build
+from quant_bench.scoring import final_hidden
 from quant_bench.statistics import score_of
 from quant_bench.stream import Stream, block_stream, prefix_ids, prefix_name, stream_of
 from quant_bench.task import Context, Evaluation
 from quant_bench.tiny import tiny_model, tiny_tokenizer
-from quant_bench.windows import Span, Windows, WindowSettings, cut
+from quant_bench.windows import Span, Windows, WindowSettings, cut, window_pass
 
 # words w1… and w2… would meet the tiny tokenizer's special tokens
 ALLOWED = [number for number in range(3, 97) if str(number)[0] not in "12"]
@@ -343,6 +344,24 @@ def test_divergence_and_agreement_equal_those_of_whole_distributions(tmp_path: P
     assert scores["kl"].value == pytest.approx(float(torch.cat(divergences).mean()), abs=1e-5)
     assert scores["top1_agreement"].value == pytest.approx(float(torch.cat(same).double().mean()), abs=1e-12)
     assert 0 < scores["top1_agreement"].value < 1
+
+
+def test_the_probe_of_many_windows_looks_at_the_whole_text_and_at_every_position() -> None:
+    model, length = tiny_model("llama"), 9
+    windows = cut([words(2 * ITEMS * length)], model, WindowSettings(seq_length=length))
+    done = window_pass(model, windows, context_of([]), ("many",), observe=False)
+    assert len(windows.spans) > ITEMS
+    assert len(set(done.sampled_window)) == ITEMS
+    assert (done.sampled_window[0], done.sampled_window[-1]) == (0, len(windows.spans) - 1)
+    places = []
+    for window, state in zip(done.sampled_window, done.sampled, strict=True):
+        away = (final_hidden(model, windows.ids(window))[0, :-1] - state).abs().amax(-1)
+        assert float(away.min()) == 0.0
+        places.append(int(away.argmin()))
+    shares = np.bincount(places, minlength=length - 1) / ITEMS
+    assert len(shares) == length - 1
+    # both ends get half of what the others get
+    assert bool((shares > 0.4 / (length - 2)).all())
 
 
 def test_the_float_model_agrees_with_itself(tmp_path: Path) -> None:
