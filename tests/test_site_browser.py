@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from quant_bench import schemes
 from quant_bench.record import Cell, Record, Store
 from quant_bench.report.compare import command_for
 from quant_bench.report.text import between, number, signed
@@ -176,7 +177,14 @@ def test_filters_leave_what_they_name_and_a_task_leaves_its_columns(site: Path, 
     facet(page, "bits", "W4 A4")
     rows = table_of(page)
     assert {row[2] for row in rows} == {"integer"}
-    assert {row[0].split()[0] for row in rows} == {"w4a4", "w4a4g128"}
+    keys, asked = ("execution", "weight_bits", "activation_bits"), ("integer", 4, 4)
+    wanted = {
+        schemes.label(schemes.execution_of(record.cell.quantizer)[0])
+        for record in Store.read(site / "records").records
+        if tuple(record.settings["quantizer"].get(key) for key in keys) == asked
+    }
+    assert {row[0].split()[0] for row in rows} == wanted
+    assert {"w4a4", "w4a4g128"} <= wanted
     facet(page, "task", "hellaswag")
     headings = page.eval_on_selector_all("#table thead small", "all => all.map(one => one.innerText)")
     assert headings
