@@ -293,18 +293,24 @@ def test_marks_and_ranks_are_those_of_the_report() -> None:
     assert [(row.label, rank) for row, rank, _ in ranked.rows] == [("none", 1.0), ("w8a8", 2.0), ("w4a4", 3.0)]
 
 
-def test_every_number_of_the_board_is_one_of_the_frame() -> None:
+def test_every_number_of_the_board_is_a_score_or_the_mean_of_its_seeds() -> None:
     records = Store.read(RESULTS).valid()
-    frame = report.long_frame(records)
-    found = made_board(frame, records)
+    found = made_board(report.long_frame(records), records)
     shown = {
-        (number.paths[0], found.columns[index].metric, number.value.value)
+        (frozenset(number.paths), found.columns[index].metric): number.value.value
         for row in found.rows
         for index, number in row.numbers.items()
         if number.value is not None
     }
-    measured = frame[frame["value"].notna()]
-    assert shown == set(zip(measured["path"], measured["metric"], measured["value"], strict=True))
+    seeds: dict[tuple[str, str], dict[str, float]] = {}
+    for one in records:
+        path = one.cell.path(Path()).as_posix()
+        for score in one.scores:
+            seeds.setdefault((re.sub(r"@seed=\d+", "", path), score.metric.name), {})[path] = score.value
+    wanted = {(frozenset(paths), metric): paths for (_, metric), paths in seeds.items()}
+    assert shown.keys() == wanted.keys()
+    for key, paths in wanted.items():
+        assert shown[key] == pytest.approx(sum(paths.values()) / len(paths), rel=1e-12)
 
 
 @pytest.mark.parametrize(
