@@ -66,7 +66,8 @@ results: $(VENV)/.installed
 	$(BIN)/quant-bench run $(MODEL) $(FAST:%=--quantizer %) --task wikitext2 --task outliers --task 'parity(limit=1)'
 	$(BIN)/quant-bench run $(MODEL) $(FAST:%=--quantizer %) --task 'lambada(limit=1500)' --task hellaswag \
 	  --task 'gsm8k(limit=50)' --task 'wikitext2(convention=p4)'
-	$(BIN)/quant-bench run $(MODEL) $(OTHER:%=--quantizer %) --task wikitext2 --task outliers --task 'parity(limit=1)'
+	$(BIN)/quant-bench run $(MODEL) $(OTHER:%=--quantizer %) --task wikitext2 --task outliers --task 'parity(limit=1)' \
+	  --task 'wikitext2(convention=p4)'
 	$(BIN)/quant-bench report
 
 # other recipes, on fewer items (rounded to nearest and float again on these), each in its faster execution; without
