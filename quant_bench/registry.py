@@ -73,7 +73,8 @@ def load(kind: Kind, name: str) -> type:
         )
         if kind == "quantizers" and schemes.looks_like_one(name):
             hint = (
-                "; schemes have 2 to 8 or 16 bits, such as w8a8, w4a16 and w4a4g128-integer, or a format, such as fp8"
+                "; schemes have 2 to 8 or 16 bits, then gN or -static, then -kvN, then -integer or -classic, such as "
+                "w8a8, w4a16 and w4a4g128-kv8-integer; there are formats too, such as fp8"
             )
         raise UnknownPlugin(f"no {kind.removesuffix('s')} named {name!r}{hint}")
     place = places[name]

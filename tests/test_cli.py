@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 import quant_bench.runner
 from quant_bench import report
 from quant_bench.cli import main
+from quant_bench.commands.common import outcome_lines
 from quant_bench.errors import ModelError, QuantBenchError, RecordError, SpecError
 from quant_bench.record import Cell, Record
 from quant_bench.runner import Outcome, RunOptions
@@ -112,6 +113,20 @@ def test_a_line_a_cell_goes_to_standard_output(asked: Callable[..., list[RunOpti
     assert "token_perplexity 19.03" in result.stdout
     assert "\x1b" not in result.stdout
     assert "1 measured, 1 blocked, 1 planned" in result.stderr
+
+
+def test_a_long_reason_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = ["wanted: " + "a very long path " * 12, "another reason " * 12]
+    show = outcome_lines()
+    for reason in (reasons[0], reasons[1], reasons[0]):
+        blocked = replace(record("blocked"), reason=reason)
+        show(Outcome(blocked.cell, "blocked", Path("x.json"), blocked, False))
+    first, second, again = capsys.readouterr().out.splitlines()
+    assert first.endswith(reasons[0].rstrip())
+    assert second.endswith(reasons[1].rstrip())
+    assert again.endswith("…")
+    assert first.startswith(again.removesuffix(" …"))
+    assert len(again) < 160
 
 
 @pytest.mark.parametrize(

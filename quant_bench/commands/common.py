@@ -4,6 +4,8 @@ import io
 import os
 import re
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,19 +64,26 @@ def rendered(frame: Any, how: report.Format) -> str:
     return report.rendered(frame, how, None if screen else 160, screen and "NO_COLOR" not in os.environ)
 
 
-def show(outcome: "Outcome") -> None:
-    """One line a cell on standard output."""
-    cell, record = outcome.cell, outcome.record
-    state = "done before" if outcome.skipped else outcome.state.replace("_", " ")
-    found = ""
-    if record is not None and record.scores:
-        score = record.scores[0]
-        found = f"{score.metric.name} {number(score.value)}"
-    elif record is not None:
-        found = record.reason or ""
-    seed = f" seed {cell.seed}" if cell.seed else ""
-    arm = "" if cell.arm == "softmax" else f"{cell.arm} "
-    click.echo(visible(f"{state:<15} {arm}{schemes.label(cell.quantizer)} {cell.task}{seed}  {found}".rstrip()))
+def outcome_lines() -> Callable[["Outcome"], None]:
+    """What prints one line a cell on standard output; a long reason stands there once, and then its beginning."""
+    said: set[str] = set()
+
+    def show(outcome: "Outcome") -> None:
+        cell, record = outcome.cell, outcome.record
+        state = "done before" if outcome.skipped else outcome.state.replace("_", " ")
+        found = ""
+        if record is not None and record.scores:
+            score = record.scores[0]
+            found = f"{score.metric.name} {number(score.value)}"
+        elif record is not None and record.reason:
+            # without data, a run of many cells would say the same paragraph for each
+            found = textwrap.shorten(record.reason, 100, placeholder=" …") if record.reason in said else record.reason
+            said.add(record.reason)
+        seed = f" seed {cell.seed}" if cell.seed else ""
+        arm = "" if cell.arm == "softmax" else f"{cell.arm} "
+        click.echo(visible(f"{state:<15} {arm}{schemes.label(cell.quantizer)} {cell.task}{seed}  {found}".rstrip()))
+
+    return show
 
 
 def finish(outcomes: "list[Outcome]") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from quant_bench import report
-from quant_bench.commands.common import FOLDER, RESULTS, example, finish, rendered, show
+from quant_bench.commands.common import FOLDER, RESULTS, example, finish, outcome_lines, rendered
 from quant_bench.report.text import visible
 
 
@@ -21,7 +21,7 @@ def demo(data: Path | None, results: Path) -> None:
 
     options, text = demo_options(data, results)
     click.echo(f"Text: {visible(text)}", err=True)
-    outcomes = run_cells(options, show)
+    outcomes = run_cells(options, outcome_lines())
     frame = report.leaderboard(results)
     click.echo(rendered(frame, "table"), nl=False)
     written = report.write(results, frame)

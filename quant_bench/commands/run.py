@@ -6,7 +6,7 @@ from typing import Any, Literal
 import click
 
 from quant_bench._roots import use_plugins
-from quant_bench.commands.common import FOLDER, RESULTS, device_name, example, finish, show
+from quant_bench.commands.common import FOLDER, RESULTS, device_name, example, finish, outcome_lines
 
 
 def _batch_size(_: click.Context, __: click.Parameter, value: str) -> int | Literal["auto"]:
@@ -60,4 +60,4 @@ def run(plugins: tuple[Path, ...], tasks: tuple[str, ...], **options: Any) -> No
 
     if tasks:
         options["tasks"] = tasks
-    finish(run_cells(RunOptions(**options), show))
+    finish(run_cells(RunOptions(**options), outcome_lines()))
