@@ -1,8 +1,8 @@
 """LanguageModel: a causal language model with its tokenizer, layout and identity, as every stage hands it on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -24,6 +24,11 @@ Role = Literal[
     "depth_key",
 ]
 SiteKind = Literal["attention_norm", "attention_output", "mlp_norm", "mlp_output", "layer_output", "final_norm"]
+# roles of the products that read what a layer's norm gives
+NORM_READERS: Final[Mapping[SiteKind, tuple[Role, ...]]] = {
+    "attention_norm": ("query", "key", "value", "query_key_value", "output_gate"),
+    "mlp_norm": ("gate", "up"),
+}
 
 
 @dataclass(frozen=True)

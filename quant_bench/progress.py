@@ -18,6 +18,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+# what long work is told to call: what it does, how much of it is done, of how much
+ProgressReport = Callable[[str, int, int], None]
+
 
 class Progressor:
     """One bar for the cells and one for the work inside the cell at hand; silent where nobody looks."""

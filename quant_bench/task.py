@@ -1,7 +1,6 @@
 """The contract of a task: questions to a model, answered with scores and the per-item samples behind them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -10,6 +9,7 @@ import pandas as pd
 
 from quant_bench.errors import SpecError
 from quant_bench.model import LanguageModel
+from quant_bench.progress import ProgressReport
 from quant_bench.score import Metric
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Context:
     seed: int = 0
     model_memo: dict[Any, Any] = field(default_factory=dict)
     pass_memo: dict[Any, Any] = field(default_factory=dict)
-    progress: Callable[[str, int, int], None] = lambda description, done, total: None
+    progress: ProgressReport = lambda description, done, total: None
 
 
 @dataclass(frozen=True)

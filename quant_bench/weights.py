@@ -1,7 +1,7 @@
 """Weights: which model the cells of an arm and seed are asked of: one for all, or a tier's checkpoint for each."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from quant_bench.identity import ModelIdentity
 from quant_bench.model import LanguageModel
 from quant_bench.models.manifest import Manifest
 from quant_bench.plan import PlannedCell, RunOptions, planned_cells
+from quant_bench.progress import ProgressReport
 from quant_bench.quantizer import Calibration
 from quant_bench.samples import digest_of
 from quant_bench.training import own_data
@@ -22,8 +23,6 @@ from quant_bench.training.tiers import Tier, is_tier, tier_of
 
 if TYPE_CHECKING:
     from quant_bench.training.checkpoints import Order
-
-Progress = Callable[[str, int, int], None]
 _Key = tuple[str, int]
 
 
@@ -84,7 +83,7 @@ class Weights:
         )
         return self.identity(planned) or untrained
 
-    def train(self, cells: Iterable[PlannedCell], progress: Progress) -> None:
+    def train(self, cells: Iterable[PlannedCell], progress: ProgressReport) -> None:
         """Train the checkpoints of a tier that are not in the cache; does nothing for other models.
 
         An arm whose training fails costs its own cells only: loading it says what went wrong.
@@ -199,7 +198,7 @@ def of_saved(options: RunOptions, saved: Manifest) -> RunOptions:
     )
 
 
-def quantized(options: RunOptions, progress: Progress) -> LanguageModel:
+def quantized(options: RunOptions, progress: ProgressReport) -> LanguageModel:
     """The model that the cells of a run with one arm, quantizer and seed are asked of.
 
     Raises:

@@ -20,15 +20,11 @@ from transformers.pytorch_utils import Conv1D
 from quant_bench.mechanisms.core import GateBias
 from quant_bench.mechanisms.gates import GatedProjection, HeadGate, ProjectionGate
 from quant_bench.mechanisms.install import shape_of
-from quant_bench.model import LanguageModel, LinearSite
+from quant_bench.model import NORM_READERS, LanguageModel, LinearSite
 from quant_bench.quantization.linears import weight_of
 
 Kind = Literal["norm", "value", "up"]
 Change = Callable[[Tensor], Tensor]
-_FROM_NORM = {
-    "attention_norm": ("query", "key", "value", "query_key_value", "output_gate"),
-    "mlp_norm": ("gate", "up"),
-}
 
 
 @dataclass(frozen=True)
@@ -67,11 +63,11 @@ def folds_of(model: LanguageModel, layer: int) -> Iterator[Fold]:
     if getattr(model.config, "do_layer_norm_before", True) is not False:
         # a norm behind its block feeds the residual sum too
         norms = {site.kind: site.path for site in model.layout.sites if site.layer == layer}
-        for kind, roles in _FROM_NORM.items():
+        for kind, roles in NORM_READERS.items():
             # a norm without a gain (OPT has the setting) has no place for factors
-            if getattr(model.module.get_submodule(norms[kind]), "weight", None) is None:  # type: ignore[index]
+            if getattr(model.module.get_submodule(norms[kind]), "weight", None) is None:
                 continue
-            yield Fold(layer, "norm", norms[kind], tuple(site for site in sites if site.role in roles))  # type: ignore[index]
+            yield Fold(layer, "norm", norms[kind], tuple(site for site in sites if site.role in roles))
     value = by_role.get("value", by_role.get("query_key_value"))
     if value is not None and _reads_scale(model, value, layer):
         shape = shape_of(model)

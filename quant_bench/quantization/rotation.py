@@ -10,14 +10,12 @@ from transformers.pytorch_utils import Conv1D
 
 from quant_bench.errors import NotApplicable
 from quant_bench.mechanisms.install import attentions, shape_of
-from quant_bench.model import LanguageModel, LinearSite
+from quant_bench.model import NORM_READERS, LanguageModel, LinearSite
 from quant_bench.numerics.hadamard import factors, hadamard_matrix, is_known, transform
 from quant_bench.quantization.linears import bias_of, weight_of
 from quant_bench.quantization.online import RootMeanSquareNorm, RotatedInput, RotatedNorm, RotatedScores, UnrotatedGate
 
 Matrix = Float[Tensor, "row col"]
-# who reads what a norm gives
-_READERS = {"attention_norm": ("query", "key", "value", "query_key_value", "output_gate"), "mlp_norm": ("gate", "up")}
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def _fold_norms(model: LanguageModel, signs: Tensor) -> list[str]:
     """Gains and biases of norms go into the products that read them; what is left of a norm commutes with rotations."""
     readers: dict[tuple[int | None, str], list[nn.Module]] = {(None, "final_norm"): [model.head]}
     for site in model.layout.linears:
-        for kind, roles in _READERS.items():
+        for kind, roles in NORM_READERS.items():
             if site.role in roles:
                 readers.setdefault((site.layer, kind), []).append(_module(model, site.path))
     notes: list[str] = []
@@ -194,7 +192,7 @@ def _rotate_residual(model: LanguageModel, signs: Tensor) -> None:
         weight.copy_(written(weight))
     if hasattr(body, "sink_token"):
         body.sink_token.vector.copy_(written(body.sink_token.vector))
-    reading = {role for roles in _READERS.values() for role in roles}
+    reading = {role for roles in NORM_READERS.values() for role in roles}
     post_norms = model.layout.family == "gemma3"
     for site in model.layout.linears:
         linear = _module(model, site.path)

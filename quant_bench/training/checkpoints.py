@@ -20,9 +20,10 @@ from quant_bench.cell import require_seed
 from quant_bench.data import DataSource
 from quant_bench.errors import Blocked
 from quant_bench.models.quiet import quiet
+from quant_bench.progress import ProgressReport
 from quant_bench.samples import digest_of
 from quant_bench.training.building import build, parameter_counts
-from quant_bench.training.loop import BETAS, CLIP, FINAL_RATE, Progress, fit
+from quant_bench.training.loop import BETAS, CLIP, FINAL_RATE, fit
 from quant_bench.training.material import Material, is_at_hand, material_of
 from quant_bench.training.tiers import TRAINING_KEY, Tier
 
@@ -83,7 +84,7 @@ def find(order: Order) -> Checkpoint | None:
     return _read(_folder(order, material_of(order.tier, order.data, order.cache)))
 
 
-def find_or_train(order: Order, progress: Progress = lambda description, done, total: None) -> Checkpoint:
+def find_or_train(order: Order, progress: ProgressReport = lambda description, done, total: None) -> Checkpoint:
     """The checkpoint of a training, trained on first use.
 
     A killed training goes on from its last checkpoint; two processes that want the same one train it once.
@@ -152,7 +153,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _train(order: Order, material: Material, folder: Path, progress: Progress) -> None:
+def _train(order: Order, material: Material, folder: Path, progress: ProgressReport) -> None:
     tier, started = order.tier, time.perf_counter()
     device = torch.device(order.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -4,7 +4,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from transformers.utils import logging
 from quant_bench.errors import ModelError
 from quant_bench.mechanisms import learning_rates, undecayed
 from quant_bench.model import LanguageModel
+from quant_bench.progress import ProgressReport
 from quant_bench.training.material import Material
 from quant_bench.training.tiers import Tier
 
@@ -28,8 +29,6 @@ BETAS = (0.9, 0.95)
 CLIP = 1.0
 FINAL_RATE = 0.1
 _LOGGED, _SAVED = 50, 20
-
-Progress = Callable[[str, int, int], None]
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -84,7 +83,7 @@ def _apart_at(optimizer: torch.optim.Optimizer, parameter: Tensor, rate: float) 
 
 
 class _Reporter(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, name: str, progress: Progress) -> None:
+    def __init__(self, name: str, progress: ProgressReport) -> None:
         self.name, self.progress = name, progress
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -164,7 +163,7 @@ def _apart() -> Iterator[None]:
 
 
 def fit(
-    model: LanguageModel, material: Material, tier: Tier, seed: int, work: Path, progress: Progress
+    model: LanguageModel, material: Material, tier: Tier, seed: int, work: Path, progress: ProgressReport
 ) -> list[dict[str, float]]:
     """Train a model in place, from the last checkpoint in `work` if there is one.
 

@@ -10,9 +10,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from quant_bench.data import DataSource
+from quant_bench.progress import ProgressReport
 from quant_bench.training.backcopy import BLOCK, BOS, UNKNOWN, Backcopy
 from quant_bench.training.documents import documents
-from quant_bench.training.packed import Packed, Progress, folder_of, packed
+from quant_bench.training.packed import Packed, folder_of, packed
 from quant_bench.training.tiers import Tier
 
 # first numbers of a seed sequence, so that the two kinds of sequences are never drawn alike
@@ -52,7 +53,7 @@ class Material(ABC):
 
 
 def material_of(
-    tier: Tier, data: DataSource, cache: Path, progress: Progress = lambda description, done, total: None
+    tier: Tier, data: DataSource, cache: Path, progress: ProgressReport = lambda description, done, total: None
 ) -> Material:
     """The sequences of a tier; its text is packed on first use.
 

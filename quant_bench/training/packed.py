@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from quant_bench.cache import folder_made_whole, listing_sha256, write_atomically
 from quant_bench.data import DataSource
 from quant_bench.errors import Blocked, DataError
+from quant_bench.progress import ProgressReport
 from quant_bench.samples import digest_of
 from quant_bench.training.documents import documents, origin
 from quant_bench.training.tiers import TIERS, Tier
@@ -32,7 +33,6 @@ _BPE_CHARACTERS = 20_000_000
 _AT_ONCE = 256
 
 log = logging.getLogger(__name__)
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Packed:
         return PreTrainedTokenizerFast.from_pretrained(self.folder)
 
 
-def packed(tier: Tier, data: DataSource, cache: Path, progress: Progress) -> Packed:
+def packed(tier: Tier, data: DataSource, cache: Path, progress: ProgressReport) -> Packed:
     """The text of a tier, packed on first use and then found again.
 
     Which documents are held out follows from a digest of each, so neither their order nor their number can move one
@@ -116,7 +116,7 @@ def _sha256(folder: Path, cache: Path | None) -> str:
     return listing_sha256([folder / name for name in (_TRAIN, _HELD_OUT, "tokenizer.json")], cache)
 
 
-def _pack(tier: Tier, data: DataSource, cache: Path, work: Path, progress: Progress) -> None:
+def _pack(tier: Tier, data: DataSource, cache: Path, work: Path, progress: ProgressReport) -> None:
     budget = _budget(tier)
     tokenizer = _tokenizer(tier, data, cache)
     if len(tokenizer) > tier.vocabulary:
