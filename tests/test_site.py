@@ -353,6 +353,32 @@ def test_pareto_says_which_rows_have_no_cost_and_never_guesses_one() -> None:
     assert seconds["missing"] == []
 
 
+def test_pareto_names_every_scheme_of_one_arm_and_of_several_arms_only_what_is_best() -> None:
+    coverage = {"quantized": {}, "skipped": {}, "tied": {}, "mac_share": 0, "notes": [], "float_bytes": 40}
+
+    def named(*records: Record) -> set[str]:
+        found = pareto(board(*records))
+        bits = next(choice.data() for choice in found.choices if choice.keys[1].startswith("stored bits"))
+        return {name for series in bits["series"] for name in series["label"] if name}
+
+    def quantized(quantizer: str, size: int, value: float, arm: str = "softmax") -> Record:
+        return record(quantizer, [score(value)], arm=arm, coverage=coverage | {"weight_bytes": size})
+
+    one = [record("none", [score(0.5)]), quantized("rtn", 10, 0.4), quantized(W4A4, 10, 0.3)]
+    assert named(*one) == {"none", "w8a8", "w4a4"}
+    assert named(*one[:2], quantized("rtn", 10, 0.45, "softmax1")) == {"softmax none", "softmax1 w8a8"}
+
+
+def test_columns_of_most_models_come_first_then_those_of_the_first_model() -> None:
+    def asked(model: str, task: str, quantizer: str = "none") -> Record:
+        return record(quantizer, [score(0.5)], model=model, task=task)
+
+    of_two = [asked("b", "t(limit=2)", quantizer) for quantizer in ("none", "rtn", W4A4)]
+    both = [asked("a", "t(limit=3)"), asked("b", "t(limit=3)")]
+    found = board(asked("a", "t(limit=4)"), *of_two, *both)
+    assert [column.question.partition(" ")[0] for column in found.columns] == ["t(limit=3)", "t(limit=4)", "t(limit=2)"]
+
+
 def test_layer_maps_show_the_table_of_the_record() -> None:
     tensors = {
         f"layer_output model.layers.{layer}": {"kind": "layer_output", "layer": layer, "inf_norm": 10.0**layer}

@@ -74,20 +74,26 @@ def made_board(frame: pd.DataFrame, records: Iterable[Record]) -> Board:
 
 
 def _order(columns: list[Column], rows: list[Row]) -> list[int]:
-    """Questions that rank and are informative first, those of most rows before others; then causes, then checks."""
+    """Questions that rank and are informative first, then causes, then checks.
+
+    Of each kind, those of most models come first, then those of the first model, then those of most rows.
+    """
     answers: Counter[str] = Counter()
+    asked: dict[str, set[int]] = {}
     informative = set()
     for row in rows:
         for index, number in row.numbers.items():
             column = columns[index]
             answers[column.question] += column.headline
+            asked.setdefault(column.question, set()).add(row.model)
             if column.headline and ranks(column) and UNINFORMATIVE not in number.marks:
                 informative.add(column.question)
 
     def place(index: int) -> tuple[Any, ...]:
         column = columns[index]
         kind = 3 if column.task in CHECKS else 2 if column.task in CAUSES else int(column.question not in informative)
-        return kind, -answers[column.question], column.question, index
+        of_models = asked[column.question]
+        return kind, -len(of_models), min(of_models), -answers[column.question], column.question, index
 
     return sorted(range(len(columns)), key=place)
 

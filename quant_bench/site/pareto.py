@@ -1,6 +1,6 @@
 """Quality against what it costs: stored bits, memory, and the time that the task took."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from quant_bench.record import Record
 from quant_bench.report.rows import Together, parted
@@ -37,26 +37,36 @@ def pareto(board: Board) -> Figure:
 
 def _choice(keys: tuple[str, ...], column: Column, index: int, rows: list[Row], costs: dict[str, float]) -> Choice:
     series: dict[str, Points] = {}
-    best: list[tuple[float, float]] = []
+    places: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        shown = row.numbers[index].value
+        if row.key in costs and shown is not None:
+            places[row.key] = costs[row.key], shown.value
+    best = frontier(places.values(), column.better == "higher")
+    # arms under one quantizer cost the same, and names beside all of them would lie on each other
+    several = len({row.arm for row in rows}) > 1
+    named: dict[tuple[float, float], str] = {}
     missing = []
     for row in rows:
         found, name = row.numbers[index], f"{row.arm} · {row.label} {row.execution}"
-        assert found.value is not None
-        if row.key not in costs:
+        if row.key not in places or found.value is None:
             missing.append(f"{name}: its records do not hold this cost")
             continue
+        place = places[row.key]
+        if place in best:
+            named.setdefault(place, f"{row.arm} {row.label}" if several else row.label)
+        label = "" if several or place in best else row.label
         points = series.setdefault(row.execution, Points(row.execution))
-        points.add(costs[row.key], found.value.value, found.value, text=name, path=found.paths[0], label=row.label)
-        best.append((costs[row.key], found.value.value))
+        points.add(*place, found.value, text=name, path=found.paths[0], label=label)
     front = Points("nothing is better and cheaper", line=True)
-    for cost, value in frontier(best, column.better == "higher"):
-        front.add(cost, value, Together(value, None, None, 0))
-    log = "x" if positive(cost for cost, _ in best) else ""
-    log += "y" if column.reduction == "exp" and positive(value for _, value in best) else ""
+    for cost, value in best:
+        front.add(cost, value, Together(value, None, None, 0), label=named[cost, value])
+    log = "x" if positive(cost for cost, _ in places.values()) else ""
+    log += "y" if column.reduction == "exp" and positive(value for _, value in places.values()) else ""
     return Choice(keys, [*series.values(), front], keys[1], column.heading, log, missing=missing)
 
 
-def frontier(points: Sequence[tuple[float, float]], higher: bool) -> list[tuple[float, float]]:
+def frontier(points: Iterable[tuple[float, float]], higher: bool) -> list[tuple[float, float]]:
     """Points (cost, value) that no other beats in one of the two without losing in the other, by cost."""
     found: list[tuple[float, float]] = []
     for cost, value in sorted(points, key=lambda point: (point[0], -point[1] if higher else point[1])):

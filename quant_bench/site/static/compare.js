@@ -56,7 +56,7 @@
       shared += Boolean(x && y);
       if (column.question !== asked) {
         asked = column.question;
-        rows.push(make("tr", { class: "between" }, make("th", { scope: "colgroup", colspan: heads.length }, asked)));
+        rows.push(make("tr", { class: "between" }, make("th", { scope: "colgroup", colspan: heads.length }, make("span", {}, asked))));
       }
       const [value, low, high, how] = difference(a, b, index);
       const cells = [

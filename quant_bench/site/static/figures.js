@@ -84,7 +84,18 @@
         marker: { symbol: SHAPES[index % SHAPES.length], size: SIZES[index % SIZES.length], color: palette[index % palette.length], line: { width: 1.5 } },
         line: { color: palette[index % palette.length], width: 1.5 },
       };
-      if (!series.path.some(Boolean)) Object.assign(made, { mode: "lines", hoverinfo: "skip", hovertemplate: null, line: { color: color("quiet"), width: 1.5, dash: "dot" } });
+      if (!series.path.some(Boolean)) {
+        // a line through points that have names of their own: its names stand on the side where no point can be
+        const free = series.y.at(-1) > series.y[0] ? "top left" : "bottom left";
+        const beside = series.y.map((_, at) => (at ? free : "top right"));
+        Object.assign(made, {
+          mode: "lines+markers+text", text: escaped(series.label), textposition: beside, cliponaxis: false, hoverinfo: "skip", hovertemplate: null,
+          // unseen, and names keep away from it
+          marker: { size: 14, color: "rgba(0, 0, 0, 0)" },
+          line: { color: color("quiet"), width: 1.5, dash: "dot" },
+        });
+        return made;
+      }
       // twins of one place need one name
       const label = series.label.map((text, at) => {
         const place = `${series.x[at]} ${series.y[at]} ${text}`;
