@@ -53,7 +53,7 @@ def ours(asked: dict[str, Any]) -> dict[str, Any]:
         return "quantize"
 
     def before_reset(memory: Any) -> None:
-        peak[0] = max(peak[0], memory.bytes())
+        peak[0] = max(peak[0], memory.bytes() or 0)
         reset(memory)
 
     def identify(*arguments: Any) -> Any:
@@ -70,7 +70,7 @@ def ours(asked: dict[str, Any]) -> dict[str, Any]:
     timers.wrap(lm_eval_task, "_ask", lambda _, prepared: f"ask {timers.quantizer} {prepared.task.config.task}")
     timers.wrap(windows, "_run", lambda *_: f"ask {timers.quantizer} windows")
     cli.main(["run", *asked["arguments"]], standalone_mode=False)
-    return {"seconds": timers.seconds, "peak": max(peak[0], environment.PeakMemory().bytes())}
+    return {"seconds": timers.seconds, "peak": max(peak[0], environment.PeakMemory().bytes() or 0)}
 
 
 def engine(name: str, model_name: str, packed: bool = True) -> Any:

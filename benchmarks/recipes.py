@@ -51,9 +51,9 @@ def measured(model: LanguageModel, quantizer: Quantizer, sequences: int) -> tupl
     release_memory()
     memory = PeakMemory()
     memory.reset()
-    before, start = memory.bytes(), side_by_side.clock()
+    before, start = memory.bytes() or 0, side_by_side.clock()
     quantizer.quantize(model, calibration)
-    return side_by_side.clock() - start, (memory.bytes() - before) / 1e6
+    return side_by_side.clock() - start, ((memory.bytes() or 0) - before) / 1e6
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ installed under those names. They become the packages `quant_bench.quantizers` a
 `__path__`; the wheel carries copies (see `force-include` in pyproject.toml).
 """
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +15,16 @@ PATH_VARIABLE = "QUANT_BENCH_PATH"
 
 
 def use_plugins(folders: Iterable[Path]) -> None:
-    """Name more plugin folders, for this process and those that it starts."""
+    """Name more plugin folders, for this process and those that it starts.
+
+    Raises:
+        OSError: a path holds the sign that parts paths.
+    """
     known = os.environ.get(PATH_VARIABLE)
     named = [str(folder.resolve()) for folder in folders]
+    for folder in named:
+        if os.pathsep in folder:
+            raise OSError(errno.EINVAL, f"a plugin folder's path cannot hold {os.pathsep!r}", folder)
     if named:
         os.environ[PATH_VARIABLE] = os.pathsep.join(named + ([known] if known else []))
 
@@ -33,4 +41,5 @@ def plugin_folders(kind: str) -> list[str]:
         folders.append(checkout / kind)
     extra = [entry for entry in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if entry]
     folders += [Path(entry).expanduser().resolve() / kind for entry in extra]
-    return [str(folder) for folder in folders if folder.is_dir()]
+    # a folder named twice, or the checkout's own, holds no second plugin of a name
+    return list(dict.fromkeys(str(folder) for folder in folders if folder.is_dir()))

@@ -1,8 +1,10 @@
 """The same from Python: `run`, `quantize`, `evaluate`, `leaderboard`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from quant_bench.errors import RecordError, SpecError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,12 +33,24 @@ def run(
 
     Returns:
         One outcome a cell, with its record.
+
+    Raises:
+        SpecError: a name, a setting or an option cannot be read.
+        ModelError: the model cannot be loaded.
+        RecordError: a record in the way cannot be read, or the results cannot be written.
     """
     from quant_bench.plan import DEFAULT_TASKS, RunOptions
     from quant_bench.runner import run_cells
 
-    chosen = tuple(tasks) or DEFAULT_TASKS
-    return run_cells(RunOptions(model, quantizers=tuple(quantizers), tasks=chosen, results=Path(results), **options))
+    lists: dict[str, Any] = {"quantizers": quantizers, "tasks": tasks or DEFAULT_TASKS}
+    lists |= {name: options.pop(name) for name in ("arms", "seeds") if name in options}
+    for name, given in lists.items():
+        # the letters of a text would be names of one letter
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise SpecError(f"{name} are a list, such as [{given!r}]; got {given!r}")
+        lists[name] = tuple(given)
+    options |= {name: Path(options[name]) for name in ("data", "cache") if options.get(name) is not None}
+    return run_cells(RunOptions(model, results=Path(results), **lists, **options))
 
 
 def train(
@@ -123,15 +137,18 @@ def evaluate(
     Raises:
         Blocked: data are missing.
         NotApplicable: the task makes no sense for this model.
+        SpecError: the task cannot be read, or the seed is no whole number below 2^32.
     """
     from quant_bench import registry
     from quant_bench.cache import cache_folder
+    from quant_bench.cell import require_seed
     from quant_bench.data import DataSource
     from quant_bench.probe import Probe
     from quant_bench.score import Score
     from quant_bench.statistics import score_of
     from quant_bench.task import Context
 
+    require_seed(seed)
     chosen = registry.build("tasks", task)
     context = Context(
         data=DataSource(None if data is None else Path(data)),
@@ -146,7 +163,14 @@ def evaluate(
 
 
 def leaderboard(results: Path | str = "results") -> "pd.DataFrame":
-    """The leaderboard of a folder of records, one row a score, with its rank where it may have one; needs no torch."""
+    """The leaderboard of a folder of records, one row a score, with its rank where it may have one; needs no torch.
+
+    Raises:
+        RecordError: there is no such folder, or a file in it is no record.
+    """
     from quant_bench.report import leaderboard as build
 
-    return build(Path(results))
+    root = Path(results)
+    if not root.is_dir():
+        raise RecordError(f"no folder {str(results)!r}: a run writes its records there")
+    return build(root)

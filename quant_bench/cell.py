@@ -1,6 +1,9 @@
 """Cells: what the suite measures, and the path that follows from it; knows no torch."""
 
 import hashlib
+import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +18,8 @@ BASELINE_ARM: Final = "softmax"
 
 # torch's CPU generator reads the lower 32 bits of a seed: a larger one would draw what a smaller one draws
 SEEDS: Final = 1 << 32
+
+_DEVICE = re.compile(r"cpu|cuda(:(0|[1-9][0-9]?))?")
 
 # with `@seed=…` and `.json` behind it a name stays below the 255 bytes of common file systems
 _LONGEST = 200
@@ -90,11 +95,35 @@ def _shortened(name: str) -> str:
     return f"{name[: _LONGEST - 33]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
+def check_places(cells: Iterable[Cell], root: Path) -> None:
+    """Find out before hours of work whether the records of cells can lie where they belong.
+
+    Raises:
+        RecordError: something else lies there, or a folder on the way is none or cannot be written.
+    """
+    for cell in cells:
+        path = cell.path(root)
+        folder = next(parent for parent in path.parents if os.path.lexists(parent))
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            what = path if path.is_dir() else folder
+            raise RecordError(f"cannot write {str(path)!r}: {str(what)!r} is in the way, or may not be written")
+
+
+def require_device(name: str) -> None:
+    """Refuse what is no device here.
+
+    Raises:
+        SpecError: it is none of cpu, cuda and cuda:N; torch takes the lower bits of a large N for another device.
+    """
+    if not _DEVICE.fullmatch(name):
+        raise SpecError(f"a device is cpu, cuda or cuda:N; got {name!r}")
+
+
 def require_seed(seed: int) -> None:
     """Refuse what is no seed.
 
     Raises:
-        SpecError: it is negative, or so large that a smaller one would draw the same numbers.
+        SpecError: it is no whole number, negative, or so large that a smaller one would draw the same numbers.
     """
-    if not 0 <= seed < SEEDS:
+    if type(seed) is not int or not 0 <= seed < SEEDS:
         raise SpecError(f"a seed is a whole number from 0 to 2^32 - 1; got {seed!r}")

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import quant_bench
 from quant_bench.lowbit.kernels import kernel_report
 
+_PROCESS = Path("/proc/self")
 PACKAGES = ("torch", "transformers", "lm_eval", "optimum-quanto", "torchao", "datasets", "numpy", "numba", "pandas")
 
 
@@ -79,21 +79,28 @@ def environment(device: str) -> dict[str, Any]:
 class PeakMemory:
     """Peak resident memory of this process between `reset` and `bytes`.
 
-    Linux can forget its high-water mark (`/proc/self/clear_refs`); elsewhere the peak since the start is what there is.
+    Only Linux can forget its high-water mark; the peak since the process began, which is what others know, would be a
+    number of whatever ran before.
     """
+
+    def __init__(self) -> None:
+        self._known = True
 
     def reset(self) -> None:
         """Forget the peak so far, where the system allows it."""
         try:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            (_PROCESS / "clear_refs").write_text("5", encoding="ascii")
+            self._known = True
         except OSError:
-            return
+            self._known = False
 
-    def bytes(self) -> int:
-        """The peak, in bytes."""
-        status = Path("/proc/self/status")
-        if status.is_file():
-            for line in status.read_text(encoding="ascii", errors="replace").splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    def bytes(self) -> int | None:
+        """The peak, in bytes; None where it could not be reset or is not told."""
+        if not self._known:
+            return None
+        try:
+            lines = (_PROCESS / "status").read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            return None
+        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        return int(found[0]) * 1024 if found else None

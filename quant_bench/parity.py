@@ -36,7 +36,10 @@ REFERENCE_TOKENS = 64
 
 @dataclass
 class LayerParity:
-    """What was found at one layer; `first` is (window, token, row) of the first unequal output, or None."""
+    """What was found at one layer; `first` is (window, token, row) of the first unequal output, or None.
+
+    A layer that no forward pass reached was not compared, and is not equal.
+    """
 
     kernel: str
     checked: int = 0
@@ -47,8 +50,13 @@ class LayerParity:
 
     @property
     def faultless(self) -> bool:
-        """Whether all accumulators were right and all outputs equal."""
-        return self.wrong == 0 and self.unequal == 0
+        """Whether accumulators and outputs were compared, and all were right and equal."""
+        return self.checked > 0 and self.wrong == 0 and self.equal
+
+    @property
+    def equal(self) -> bool:
+        """Whether outputs were compared, and all were equal."""
+        return self.outputs > 0 and self.unequal == 0
 
 
 @dataclass
@@ -94,9 +102,9 @@ def parity(model: LanguageModel, context: Context, wanted: TextWindows) -> Evalu
     - Accumulators: every integer layer's int32 accumulators against int64 arithmetic on the same codes, bit for bit, at
       up to 64 evenly spread tokens of each window. The kernel runs on the whole window, as in a forward pass; where a
       dynamic range belongs to the whole tensor it runs on these tokens alone, which then are their own tensor.
-    - Layers: outputs of `simulated` and `integer` on the same input, `torch.equal`, every token and row. One layer at
-      a time, so no more than one layer's outputs are held; operands that layers derive from their codes for the other
-      executions stay until the end.
+    - Layers: outputs of `simulated` and `integer` on the same input, `torch.equal`, every token and row; a layer that
+      no pass reached counts as unequal. One layer at a time, so no more than one layer's outputs are held; operands
+      that layers derive from their codes for the other executions stay until the end.
     - End to end: final hidden states of two whole forward passes, and the logits at the scored positions (all but a
       window's last), `torch.equal`; where they differ, the first layer, window and position.
     - `classic` against `integer`: nats, perplexity and most probable tokens.
@@ -116,19 +124,21 @@ def parity(model: LanguageModel, context: Context, wanted: TextWindows) -> Evalu
         for layer in layers.values():
             # operands that a layer derived from its codes for the other executions go when it is moved
             layer.to(layer.weight.scale.device)
+            layer.prepare()
     return _evaluation(found, windows, wanted, origin)
 
 
 def _run(model: LanguageModel, layers: dict[str, QuantLinear], windows: Windows, context: Context) -> _Found:
     found = _Found({path: LayerParity(_kernel(layer)) for path, layer in layers.items()})
     for index in range(len(windows.spans)):
-        hidden: dict[str, Tensor] = {}
+        hidden: dict[Execution, Tensor] = {}
         with executing(layers, "integer"), _checking(layers, found.layers, index, model.token_independent):
             hidden["integer"] = final_hidden(model, windows.ids(index))[0]
-        for execution in ("simulated", "classic"):
+        others: tuple[Execution, ...] = ("simulated", "classic")
+        for execution in others:
             with executing(layers, execution):
                 hidden[execution] = final_hidden(model, windows.ids(index))[0]
-        found.rows.append(_compare(model, windows, index, hidden, found))
+        found.rows.append(_compare(model, layers, windows, index, hidden, found))
         context.progress("parity", index + 1, len(windows.spans))
     return found
 
@@ -140,15 +150,19 @@ def _kernel(layer: QuantLinear) -> str:
 
 @contextmanager
 def _checking(
-    layers: dict[str, QuantLinear], found: dict[str, LayerParity], window: int, token_independent: bool
+    layers: dict[str, QuantLinear],
+    found: dict[str, LayerParity],
+    window: int,
+    token_independent: bool,
+    start: int = 0,
 ) -> Iterator[None]:
-    """Check every layer on its input while a forward pass runs."""
+    """Check every layer on its input while a forward pass runs, which is of the tokens from `start` on."""
 
     def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def check(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
             x = arguments[0].reshape(-1, arguments[0].shape[-1])
             _check_accumulators(layers[path], found[path], x, token_independent)
-            _check_outputs(layers[path], found[path], x, window)
+            _check_outputs(layers[path], found[path], x, (window, start))
 
         return check
 
@@ -173,7 +187,9 @@ def _check_accumulators(
     found.wrong += int(wrong.sum())
 
 
-def _check_outputs(layer: QuantLinear, found: LayerParity, x: Float[Tensor, "token col"], window: int) -> None:
+def _check_outputs(
+    layer: QuantLinear, found: LayerParity, x: Float[Tensor, "token col"], place: tuple[int, int]
+) -> None:
     outputs = []
     executions: tuple[Literal["simulated", "integer"], ...] = ("simulated", "integer")
     for execution in executions:
@@ -186,23 +202,35 @@ def _check_outputs(layer: QuantLinear, found: LayerParity, x: Float[Tensor, "tok
     found.unequal += int(unequal.sum())
     if found.first is None:
         token, row = unequal.nonzero()[0].tolist()
-        found.first = (window, token, row)
+        window, start = place
+        found.first = (window, start + token, row)
 
 
 def _compare(
-    model: LanguageModel, windows: Windows, index: int, hidden: dict[str, Tensor], found: _Found
+    model: LanguageModel,
+    layers: dict[str, QuantLinear],
+    windows: Windows,
+    index: int,
+    hidden: dict[Execution, Tensor],
+    found: _Found,
 ) -> dict[str, Any]:
     """One row of the samples: equality of the ends, and what classic execution changes."""
     span, targets = windows.spans[index], windows.targets(index).to(model.device)
     same_hidden = torch.equal(hidden["simulated"], hidden["integer"])
     if not same_hidden and found.first_hidden is None:
         found.first_hidden = (index, int((hidden["simulated"] != hidden["integer"]).any(1).nonzero()[0, 0]))
+    # a recipe may round the head, too
+    heads = {path: layer for path, layer in layers.items() if f"{path}.".startswith(f"{model.layout.head}.")}
     nll = dict.fromkeys(hidden, 0.0)
     same_logits, changed, absolute = True, 0, 0.0
     first = span.scored - span.first - 1
     for start in range(first, span.last - span.first - 1, CHUNK_TOKENS):
         stop = min(start + CHUNK_TOKENS, span.last - span.first - 1)
-        scores = {name: logits(model, states[start:stop]) for name, states in hidden.items()}
+        scores: dict[Execution, Tensor] = {}
+        for name, states in hidden.items():
+            checked = heads if name == "integer" else {}
+            with executing(heads, name), _checking(checked, found.layers, index, model.token_independent, start):
+                scores[name] = logits(model, states[start:stop])
         if not torch.equal(scores["simulated"], scores["integer"]):
             same_logits = False
             place = int((scores["simulated"] != scores["integer"]).any(1).nonzero()[0, 0])
@@ -237,7 +265,7 @@ def _evaluation(found: _Found, windows: Windows, wanted: TextWindows, origin: st
     tokens = frame["tokens"].sum()
     perplexity = {name: float(np.exp(frame[f"nll_{name}"].sum() / tokens)) for name in ("integer", "classic")}
     faulty = next((path for path, layer in layers.items() if not layer.faultless), None)
-    equal = sum(layer.unequal == 0 for layer in layers.values()) / len(layers)
+    equal = sum(layer.equal for layer in layers.values()) / len(layers)
     checked = sum(layer.checked for layer in layers.values())
     return Evaluation(
         measures=[

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import quant_bench
 from quant_bench import registry
 from quant_bench.arm import Arm
-from quant_bench.cell import BASELINE_ARM, require_seed
+from quant_bench.cell import BASELINE_ARM, require_device, require_seed
 from quant_bench.errors import RecordError, SpecError
 from quant_bench.identity import ModelIdentity
 from quant_bench.probe import Probe
@@ -20,6 +20,7 @@ from quant_bench.task import Task
 # the fields of a score that compare its cell with another
 Difference = Literal["delta", "arm_delta"]
 
+DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_TASKS = ("wikitext2", "outliers", "parity")
 
 
@@ -46,6 +47,9 @@ class RunOptions:
         force: measure again what is done.
         trust_remote_code: allow code that comes with a model; stored in the record.
         revision: hub revision.
+
+    Raises:
+        SpecError: a value that none of these can have.
     """
 
     model: str
@@ -65,6 +69,21 @@ class RunOptions:
     force: bool = False
     trust_remote_code: bool = False
     revision: str | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {
+            "limit": (self.limit, 1, None),
+            "batch_size": (self.batch_size, 1, "auto"),
+            "seq_length": (self.seq_length, 2, None),
+        }
+        for name, (value, least, default) in numbers.items():
+            if value != default and not (type(value) is int and value >= least):
+                raise SpecError(f"{name} is {default} or a whole number from {least}; got {value!r}")
+        if self.dtype not in DTYPES:
+            raise SpecError(f"dtype is one of {', '.join(DTYPES)}; got {self.dtype!r}")
+        require_device(self.device)
+        for seed in self.seeds:
+            require_seed(seed)
 
 
 @dataclass(frozen=True)
@@ -94,15 +113,13 @@ def model_name(options: RunOptions) -> str:
 
 def planned_cells(options: RunOptions) -> list[PlannedCell]:
     """Every cell of the product; softmax and the float model first, so that later cells can be compared with them."""
-    for seed in options.seeds:
-        require_seed(seed)
     arms = _unique(registry.build("arms", text) for text in options.arms)
     arms.sort(key=lambda arm: registry.canonical("arms", arm) != BASELINE_ARM)
     quantizers = _unique(registry.build("quantizers", text) for text in options.quantizers)
     quantizers.sort(key=lambda quantizer: registry.canonical("quantizers", quantizer) != "none")
     tasks = _unique(_with_limits(registry.build("tasks", text), options) for text in options.tasks)
     planned = []
-    for seed in options.seeds:
+    for seed in _unique(options.seeds):
         for arm in arms:
             for quantizer in quantizers:
                 for task in tasks:
@@ -119,9 +136,9 @@ def planned_cells(options: RunOptions) -> list[PlannedCell]:
     return planned
 
 
-def _unique(plugins: Any) -> list[Any]:
+def _unique(given: Any) -> list[Any]:
     """Without repetitions (`w8a8` and `rtn` are one quantizer), in the order given."""
-    return list(dict.fromkeys(plugins))
+    return list(dict.fromkeys(given))
 
 
 def _with_limits(task: Task, options: RunOptions) -> Task:
@@ -151,6 +168,14 @@ def finished(planned: PlannedCell, options: RunOptions, identity: ModelIdentity 
     if identity is not None and any(record.identity.get(name) != getattr(identity, name) for name in digests):
         return None
     return record if all(record.versions.get(key) == value for key, value in planned.versions().items()) else None
+
+
+def has_result(planned: PlannedCell, options: RunOptions, identity: ModelIdentity | None) -> bool:
+    """Whether a cell has a record that a failure must not cost, under `force` too; what cannot be read is none."""
+    try:
+        return finished(planned, replace(options, force=False), identity) is not None
+    except RecordError:
+        return False
 
 
 def sample_key(planned: PlannedCell, identity: ModelIdentity, calibration_sha256: str | None) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from quant_bench.assemble import empty_record, scores_of
 from quant_bench.cache import cache_folder
+from quant_bench.cell import check_places
 from quant_bench.data import DataSource
 from quant_bench.environment import PeakMemory
 from quant_bench.errors import Blocked, NotApplicable, QuantBenchError, RecordError
@@ -29,8 +30,8 @@ from quant_bench.plan import (
     Difference,
     PlannedCell,
     RunOptions,
-    finished,
     float_twin,
+    has_result,
     pending_cells,
     planned_cells,
     sample_key,
@@ -128,6 +129,7 @@ def run_cells(options: RunOptions, report: Callable[[Outcome], None] = lambda ou
     with Progressor(len(cells)) as progressor:
         weights.train(cells, progressor.work)
         todo, done = pending_cells(cells, options, weights.identity, store)
+        check_places((planned.cell for planned in todo), options.results)
         run = _Run(options, cache, data, weights, store, progressor, report)
         for planned_cell, record in done:
             progressor.advance()
@@ -283,10 +285,10 @@ def _store_failure(run: _Run, planned: PlannedCell, error: Exception, took: floa
         log.error("%s failed:\n%s", planned.cell, _text("".join(traceback.format_exception(error))))
     record = empty_record(run.options, planned, run.weights.named(planned), state, reason)
     record = record.with_cost(took, run.memory.bytes())
-    if finished(planned, replace(run.options, force=False), run.weights.identity(planned)) is None:
-        _write(run, planned, record)
-    else:
+    if has_result(planned, run.options, run.weights.identity(planned)):
         run.finish(Outcome(planned.cell, state, planned.cell.path(run.options.results), record, False))
+    else:
+        _write(run, planned, record)
 
 
 def _write(run: _Run, planned: PlannedCell, record: Record) -> None:

@@ -42,13 +42,15 @@ def key_of(
         calibration_sha256: of what the quantizer was given, or None.
     """
     # only there where it says something: keys of what was measured before stay
+    dtype = cell["model"].rpartition(" ")[2]
     loaded = {"quantized": identity["quantized_sha256"]} if identity.get("quantized_sha256") else {}
     return digest_of(
         {
             **loaded,
             "weights": identity["weights_sha256"],
             "tokenizer": identity["tokenizer_sha256"],
-            "dtype": cell["model"].partition(" ")[2] or "float32",
+            # the name itself may hold spaces
+            "dtype": dtype if dtype in ("bfloat16", "float16") else "float32",
             **{name: cell[name] for name in ("arm", "quantizer", "task", "seed")},
             "versions": {name: versions.get(name) for name in ("arm", "quantizer", "task", "quant_bench")},
             "calibration": calibration_sha256,

@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import quant_bench
 from quant_bench.demo import demo_options
+from quant_bench.errors import DataError, ModelError, RecordError, SpecError
 from quant_bench.plan import RunOptions
 from quant_bench.samples import Samples, SampleStore
 from quant_bench.tiny import tiny_model
@@ -79,3 +81,34 @@ def test_the_demo_names_the_text_that_it_reads(monkeypatch: pytest.MonkeyPatch, 
     assert options.tasks[0] == "python_docs"
     assert "Python's own documentation" in sentence
     assert {"w8a8", "w8a8-integer", "w8a8-static", "w4a4", "w4a4g128-integer"} < set(options.quantizers)
+
+
+@pytest.mark.parametrize("name", ["arms", "quantizers", "tasks", "seeds"])
+def test_a_text_or_a_number_in_place_of_a_list_is_a_usage_error(name: str, tmp_path: Path) -> None:
+    given: Any = 0 if name == "seeds" else "none"
+    with pytest.raises(SpecError, match=f"{name} are a list"):
+        quant_bench.run("m", **{name: given, "results": tmp_path})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"limit": 0}, {"batch_size": 0}, {"seq_length": 1}, {"device": "tpu"}, {"device": "cuda:256"}, {"seeds": [-1]}],
+)
+def test_a_value_that_no_run_can_have_is_a_usage_error(option: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=next(iter(option)).removesuffix("s")):
+        quant_bench.run("m", results=tmp_path / "results", **option)
+    assert not (tmp_path / "results").exists()
+
+
+def test_folders_may_be_texts(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model"):
+        quant_bench.run("./m", results=str(tmp_path), cache=str(tmp_path), data=None)
+    with pytest.raises(DataError, match="there-is-no-such-folder"):
+        quant_bench.run("./m", results=str(tmp_path), data=str(tmp_path / "there-is-no-such-folder"))
+
+
+def test_a_seed_that_is_none_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="seed"):
+        quant_bench.evaluate(tiny_model("llama"), "python_docs(limit=1,seq_length=16)", seed=-1)
+    with pytest.raises(RecordError, match="no folder"):
+        quant_bench.leaderboard(tmp_path / "resluts")

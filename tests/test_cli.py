@@ -172,6 +172,10 @@ def test_a_bug_keeps_its_traceback(asked: Callable[..., list[RunOptions]]) -> No
         ["run", "m", "--batch-size", "0"],
         ["run", "m", "--batch-size", "many"],
         ["run", "m", "--device", "tpu"],
+        # torch takes 256 for 0
+        ["run", "m", "--device", "cuda:256"],
+        ["run", "m", "--device", "cuda:01"],
+        ["train", "micro", "--device", "cuda:256"],
         ["run", "m", "--dtype", "int8"],
         ["run", "m", "--data", "there-is-no-such-folder"],
         ["run", "m", "--seed", "x"],

@@ -63,6 +63,43 @@ def test_subclasses_and_other_dtypes_are_left_alone():
     assert pack_float_linears_(model) == []
 
 
+def _hooked(linear: nn.Linear) -> None:
+    linear.register_forward_pre_hook(lambda _, given: (given[0].round(),))
+
+
+def _with_output(linear: nn.Linear) -> None:
+    linear.register_forward_hook(lambda _, given, out: out.round())
+
+
+def _with_forward(linear: nn.Linear) -> None:
+    plain = linear.forward
+    linear.forward = lambda x: plain(x).round()
+
+
+def _with_part(linear: nn.Linear) -> None:
+    linear.rounding = nn.Identity()
+
+
+@pytest.mark.parametrize("change", [_hooked, _with_output, _with_forward, _with_part])
+def test_a_layer_that_is_more_than_its_product_is_left_alone(change):
+    model = nn.Sequential(nn.Linear(8, 4))
+    change(model[0])
+    x = torch.randn(3, 8)
+    before = model(x)
+    assert pack_float_linears_(model) == []
+    assert torch.equal(model(x), before)
+
+
+def test_a_state_without_the_weight_or_with_another_shape_is_refused():
+    packed = PackedLinear(torch.randn(4, 8), None)
+    before = packed.weight
+    with pytest.raises(RuntimeError, match="Missing key"):
+        packed.load_state_dict({})
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        packed.load_state_dict({"weight": torch.randn(8, 4)})
+    assert torch.equal(packed.weight, before)
+
+
 def test_copies_and_loaded_states_compute_the_same():
     one, two = (nn.Sequential(nn.Linear(8, 4)) for _ in range(2))
     pack_float_linears_(one)

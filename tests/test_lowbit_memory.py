@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from quant_bench import registry
+from quant_bench.environment import PeakMemory
+from quant_bench.lowbit import memory
 from quant_bench.lowbit.formats import FormatLinear
 from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.lowbit.ready import make_ready_
@@ -51,6 +54,51 @@ def _released(give_back: str, many: int) -> int:
     program = PROGRAM.replace("GIVE_BACK", give_back).replace("MANY", str(many))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return int(done.stdout)
+
+
+def test_memory_that_was_given_back_elsewhere_is_no_room_to_grow_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    megabytes = iter([100, 4000, 4000, 300, 700, 900, 900])
+    released = []
+    monkeypatch.setattr(memory, "_resident", lambda: next(megabytes) << 20)
+    monkeypatch.setattr(memory, "release_memory", lambda: released.append(True))
+    watch = memory.HeapWatch()
+    watch.check()
+    assert len(released) == 1
+    # a large model has gone, and the next has grown by 600 megabytes
+    watch.check()
+    watch.check()
+    assert len(released) == 1
+    watch.check()
+    assert len(released) == 2
+
+
+@pytest.mark.parametrize("told", [None, "", "many pages"])
+def test_a_system_that_does_not_tell_its_memory_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None
+) -> None:
+    monkeypatch.setattr(memory, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(memory, "release_memory", lambda: pytest.fail("given back"))
+    if told is not None:
+        (tmp_path / "statm").write_text(told)
+    memory.HeapWatch().check()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="others tell no peak")
+def test_a_peak_is_of_what_came_after_the_reset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peak = PeakMemory()
+    large = torch.ones(64 << 20)
+    before = peak.bytes()
+    del large
+    memory.release_memory()
+    peak.reset()
+    after = peak.bytes()
+    assert before is not None
+    assert after is not None
+    assert before - after > 200 << 20
+    # a system that forgets no peak would tell that of the tensor again
+    monkeypatch.setattr("quant_bench.environment._PROCESS", tmp_path / "none")
+    peak.reset()
+    assert peak.bytes() is None
 
 
 @pytest.mark.parametrize(

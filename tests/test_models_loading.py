@@ -65,6 +65,11 @@ def poison(path: Path, marker: Path) -> None:
     path.write_bytes(pickle.dumps(Fire()))
 
 
+def test_a_device_whose_number_torch_cuts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no device 'cuda:256'"):
+        load_model(str(tmp_path), LoadOptions(device="cuda:256"))
+
+
 def test_folder_gives_the_saved_model_s_logits(folder: Path, options: LoadOptions) -> None:
     ids = torch.randint(0, 12, (1, 10))
     with torch.no_grad():

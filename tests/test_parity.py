@@ -1,5 +1,6 @@
 """Parity finds agreement where there is agreement, and says where there is none."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from torch import Tensor
 from quant_bench.corpora import make_text
 from quant_bench.data import DataSource, Text
 from quant_bench.errors import NotApplicable
+from quant_bench.lowbit.activation import ActivationRule
+from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.lowbit.linear import QuantLinear
+from quant_bench.lowbit.ready import make_ready_
 from quant_bench.model import LanguageModel
 from quant_bench.parity import executing, integer_layers
 from quant_bench.probe import Probe
@@ -144,6 +148,46 @@ def test_the_first_unequal_output_is_named_with_layer_window_token_and_row() -> 
     assert scores["hidden_equal"] == scores["logits_equal"] == 0.0
     assert found.details["first_unequal_hidden"] == (0, 9)
     assert found.details["first_unequal_logits"] == (0, 9)
+
+
+def test_a_layer_that_no_pass_reaches_is_not_called_equal() -> None:
+    model = quantized("w8a8")
+    model.module.spare = copy.deepcopy(model.module.get_submodule("model.layers.0.mlp.up_proj"))
+    found = evaluate(model)
+    count = len(found.details["layers"])
+    assert scores_of(found)["linears_equal"] == pytest.approx(1 - 1 / count)
+    assert found.details["first_faulty_layer"] == "spare"
+
+
+@pytest.mark.parametrize("fault", [0.0, 1.0])
+def test_a_rounded_head_is_compared_too(fault: float) -> None:
+    model = quantized("w8a8", "qwen3")
+    codes = quantize_weight(model.head.weight.detach(), bits=8)
+    head = model.module.lm_head = QuantLinear(codes, None, ActivationRule(8), "simulated", "lm_head")
+    original = head.forward
+
+    def forward(x: Tensor) -> Tensor:
+        out = original(x)
+        if head.execution == "integer" and len(x) > 1:
+            out[-1, 4] += fault
+        return out
+
+    head.forward = forward
+    found = evaluate(model)
+    scores, layer = scores_of(found), found.details["layers"]["lm_head"]
+    # two windows of 63 scored positions, 97 tokens of a vocabulary
+    assert layer["outputs"] == 2 * 63 * 97
+    assert layer["checked"] == 2 * 63 * 97
+    assert scores["logits_equal"] == 1.0 - fault
+    assert layer["first"] == ((0, 62, 4) if fault else None)
+    assert found.details["first_faulty_layer"] == ("lm_head" if fault else None)
+
+
+def test_layers_are_as_ready_after_the_task_as_before() -> None:
+    model = quantized("w8a8-integer")
+    make_ready_(model.module)
+    evaluate(model)
+    assert all(list(layer._derived) == ["integer"] for layer in integer_layers(model).values())
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w8a8-integer", "w8a8-classic"])

@@ -1,6 +1,7 @@
 """Plugins are found by the name of their file."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quant_bench import registry
+from quant_bench._roots import use_plugins
 from quant_bench.data import DataSource
 from quant_bench.errors import PluginError, SpecError, UnknownPlugin
 from quant_bench.probe import Probe
@@ -129,6 +131,19 @@ def test_a_name_that_hides_another_is_refused(folder: Path) -> None:
     write(folder, "rtn", "Rtn")
     with pytest.raises(PluginError, match="hides"):
         registry.names("quantizers")
+
+
+def test_a_folder_named_twice_hides_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, "halve", "Halve")
+    checkout = Path(__file__).parent.parent
+    use_plugins([folder.parent, checkout])
+    assert "halve" in registry.names("quantizers")
+    assert "rtn" in registry.names("quantizers")
+
+
+def test_a_folder_whose_path_would_be_parted_is_refused(folder: Path) -> None:
+    with pytest.raises(OSError, match="cannot hold"):
+        use_plugins([folder / f"a{os.pathsep}b"])
 
 
 def test_a_name_that_hides_a_scheme_is_refused(folder: Path) -> None:

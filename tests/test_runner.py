@@ -391,6 +391,20 @@ def test_results_that_cannot_be_written_are_found_before_the_work(options: RunOp
         run_cells(replace(options, results=file / "results"))
 
 
+def test_what_stands_where_a_record_belongs_is_found_before_the_work(options: RunOptions) -> None:
+    *_, last = planned_cells(options)
+    place = last.cell.path(options.results)
+    place.mkdir(parents=True)
+    with pytest.raises(RecordError, match="is in the way"):
+        run_cells(options)
+    place.rmdir()
+    place.parent.rmdir()
+    place.parent.write_text("a file")
+    with pytest.raises(RecordError, match="is in the way"):
+        run_cells(options)
+    assert not list(options.results.rglob("*.json"))
+
+
 def test_looking_whether_results_can_be_written_disturbs_no_other_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
 
@@ -418,6 +432,36 @@ def test_a_missing_device_blocks_its_cells(options: RunOptions) -> None:
     outcomes = run_cells(replace(options, device="cuda:99"))
     assert {o.state for o in outcomes} == {"blocked"}
     assert all("CUDA devices" in o.record.reason for o in outcomes if o.record is not None and o.record.reason)
+
+
+def test_a_damaged_record_of_a_cell_that_fails_under_force_is_replaced_and_stops_no_other(
+    options: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = replace(options, quantizers=("none",), force=True)
+    first, _ = planned_cells(alone)
+    path = first.cell.path(options.results)
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(registry.load("tasks", "python_docs"), "evaluate", broken)
+    assert [outcome.state for outcome in run_cells(alone)] == ["failed", "measured"]
+    assert Record.read(path, options.results).state == "failed"
+
+
+def test_a_seed_named_twice_is_one_cell(options: RunOptions) -> None:
+    assert len(planned_cells(replace(options, seeds=(0, 1, 0)))) == 2 * len(planned_cells(options))
+
+
+def test_a_key_knows_the_dtype_and_not_the_name(options: RunOptions) -> None:
+    def key(model: str, dtype: str) -> str:
+        (planned, *_) = planned_cells(replace(options, model=model, dtype=dtype))  # type: ignore[arg-type]
+        return sample_key(planned, ModelIdentity(model, "folder", None, "w", "t", dtype), None)
+
+    assert key("my model", "float32") == key("m", "float32")
+    assert key("my model", "bfloat16") == key("m", "bfloat16") != key("m", "float32")
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 32])

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quant_bench import report, schemes
+from quant_bench.cell import require_device
 from quant_bench.errors import QuantBenchError, SpecError, UnknownPlugin
 from quant_bench.report.text import number, visible
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 RESULTS = click.Path(file_okay=False, path_type=Path)
-_DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 
 def example(command: str) -> str:
@@ -52,8 +51,7 @@ class Commands(click.Group):
 
 def device_name(_: click.Context, __: click.Parameter, value: str) -> str:
     """Check of the option --device."""
-    if not _DEVICE.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is none of cpu, cuda, cuda:N")
+    require_device(value)
     return value
 
 

@@ -25,7 +25,7 @@ def _batch_size(_: click.Context, __: click.Parameter, value: str) -> int | Lite
 )
 @click.option("--task", "tasks", multiple=True, help="Task; by default wikitext2, outliers and parity.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=[0], show_default=True, help="One cell each.")
-@click.option("--limit", type=click.IntRange(min=1), help="First so many items of every task.")
+@click.option("--limit", type=click.IntRange(min=1), help="First so many items of every task that states no limit.")
 @click.option(
     "--batch-size",
     metavar="auto|N",
@@ -34,7 +34,7 @@ def _batch_size(_: click.Context, __: click.Parameter, value: str) -> int | Lite
     callback=_batch_size,
     help="Never changes a score.",
 )
-@click.option("--seq-length", type=click.IntRange(min=2), help="Tokens a window, for tasks that have windows.")
+@click.option("--seq-length", type=click.IntRange(min=2), help="Tokens a window, of tasks that state none.")
 @click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
     help="Of what stays in float.",

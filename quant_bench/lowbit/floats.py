@@ -7,6 +7,7 @@ processors. The operators are private to PyTorch, so a self-test decides whether
 import logging
 from collections.abc import Callable, Container
 from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -105,13 +106,17 @@ class PackedLinear(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
-        weight = state_dict.get(prefix + "weight")
-        if weight is not None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        _, _, missing, _, errors = args
+        key, shape = prefix + "weight", (self.out_features, self.in_features)
+        weight = state_dict.get(key)
+        if weight is None:
+            missing.append(key)
+        elif weight.shape != shape:
+            errors.append(f"size mismatch for {key}: {tuple(weight.shape)} in the state, {shape} in the layer")
+        else:
             self._packed = _reorder(weight.float().contiguous())
-        super()._load_from_state_dict(
-            {key: value for key, value in state_dict.items() if key != prefix + "weight"}, prefix, *args
-        )
+        super()._load_from_state_dict({name: value for name, value in state_dict.items() if name != key}, prefix, *args)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_packed": self._packed.to_dense()}
@@ -124,8 +129,24 @@ class PackedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, packed float32"
 
 
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is x Wᵀ + b in float32 on the CPU and nothing else, which a packed one would pass by.
+
+    A subclass may compute something else, and so may a weight that is no plain tensor, a hook (a recipe may round the
+    input there), or a `forward` or parts of the module's own.
+    """
+    return (
+        type(module) is nn.Linear
+        and type(module.weight) is nn.Parameter
+        and module.weight.dtype == torch.float32
+        and module.weight.device.type == "cpu"
+        and not (module._forward_hooks or module._forward_pre_hooks or module._modules or module._buffers)
+        and "forward" not in vars(module)
+    )
+
+
 def pack_float_linears_(module: nn.Module, skip: Container[str] = ()) -> list[str]:
-    """Replace every float32 `nn.Linear` on the CPU by a packed one, in place.
+    """Replace every float32 `nn.Linear` on the CPU that is nothing else by a packed one, in place.
 
     A head that shares its storage with an embedding gets a packed copy of its own; the embedding stays as it is.
 
@@ -140,10 +161,7 @@ def pack_float_linears_(module: nn.Module, skip: Container[str] = ()) -> list[st
         return []
     replaced = []
     for path, child in list(module.named_modules()):
-        # a subclass may compute something else than x Wᵀ + b, and so may a weight that is no plain tensor
-        if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter or path in skip or not path:
-            continue
-        if child.weight.dtype != torch.float32 or child.weight.device.type != "cpu":
+        if path in skip or not path or not _is_plain(child):
             continue
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, PackedLinear(child.weight, child.bias))

@@ -12,6 +12,7 @@ logger = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
 _GROWTH_BYTES = 512 << 20
+_STATM = Path("/proc/self/statm")
 
 
 @cache
@@ -45,7 +46,7 @@ def release_memory() -> bool:
 
 
 class HeapWatch:
-    """Gives free memory back whenever the process has grown by half a gigabyte since it last did.
+    """Gives free memory back whenever the process has grown by half a gigabyte over the least since it last did.
 
     Steps of different lengths leave holes of different sizes. Giving back after every step instead would fault the
     pages of the next one again.
@@ -56,16 +57,19 @@ class HeapWatch:
 
     def check(self) -> None:
         """Call it after each step of long work; a few microseconds."""
-        if _resident() - self._held > _GROWTH_BYTES:
+        now = _resident()
+        # what was given back elsewhere, or belonged to a larger model, is no room to grow into
+        self._held = min(self._held, now)
+        if now - self._held > _GROWTH_BYTES:
             release_memory()
             self._held = _resident()
 
 
 def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system has no /proc, and then nothing is ever given back."""
+    """Bytes of this process in memory; 0 where the system does not say, and then nothing is ever given back."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
         return 0
 
 

@@ -105,6 +105,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ModelError(f"no device {name!r}: {error}") from error
+    # torch takes the lower bits of a large index
+    if str(device) != name:
+        raise ModelError(f"no device {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise Blocked(f"device {name!r}: this torch ({torch.__version__}) finds {found or 'no'} CUDA devices")
