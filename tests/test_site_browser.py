@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get i
 
 RESULTS = Path(__file__).parent.parent / "results"
 MODEL = "smollm2-135m-instruct"
+TIER = "tier%3Atoy-3"
 NASTY = "../x</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&{{7*7}}<b>bold</b>"
 Visit = Callable[..., Any]
 
@@ -32,6 +33,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("real")
     shutil.copytree(RESULTS / MODEL, folder / "results" / MODEL)
     return write_site(folder / "results", folder / "site").index.parent
+
+
+@pytest.fixture(scope="module")
+def arm_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of an arm with committed results of several seeds."""
+    folder = tmp_path_factory.mktemp("arms")
+    for arm in ("softmax", "sink_logit"):
+        shutil.copytree(RESULTS / TIER / arm, folder / "results" / TIER / arm)
+    return next(write_site(folder / "results", folder / "site").index.parent.glob("arms/sink-logit*"))
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +119,13 @@ def test_every_page_opens_without_complaint_or_request_and_fits_a_phone(site: Pa
         until(page, "document.documentElement.scrollWidth <= 390")
 
 
-def test_no_page_has_a_serious_accessibility_problem(site: Path, visit: Visit) -> None:
+def test_no_page_has_a_serious_accessibility_problem(site: Path, arm_page: Path, visit: Visit) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     # without preload: it would fetch style sheets, which pages from the disk may not
     everything: dict[str, Any] = {"preload": False}
     contrast = everything | {"runOnly": ["color-contrast"]}
     found = []
-    for path in pages_of(site):
+    for path in (*pages_of(site), arm_page):
         page = visit(path)
         plots_drawn(page)
         for scheme, rules in (("light", everything), ("dark", contrast)):
@@ -327,6 +337,15 @@ def test_the_heat_map_shows_the_record_that_is_chosen(site: Path, visit: Visit) 
         .get_attribute("href")
         .endswith("rtn%2Cexecution%3Dinteger/outliers.json")
     )
+
+
+def test_doses_and_heads_are_marked_where_they_are(arm_page: Path, visit: Visit) -> None:
+    page = visit(arm_page)
+    for name, marks in (("injection", ["0.2", "0.4", "0.8", "1.6"]), ("attention", ["0"])):
+        figure = page.locator(f"#figure-{name}")
+        figure.scroll_into_view_if_needed()
+        figure.locator(".main-svg").first.wait_for()
+        assert figure.locator(".xtick text").all_text_contents() == marks
 
 
 def test_the_leaderboard_is_used_by_keyboard(site: Path, visit: Visit) -> None:

@@ -38,6 +38,10 @@
     return red < 128;
   };
 
+  // a mark of an axis is round: 0.2 and not 0.2000
+  const mark = (value) => (String(value).length <= 5 && Math.abs(value) < 1000 ? String(value) : number(value));
+  const marked = (values) => ({ tickmode: "array", tickvals: values, ticktext: values.map(mark) });
+
   const axis = (title, log, order, text, values) => {
     const made = {
       title: { text: wrapped(title, innerWidth < 600 ? 34 : 60), standoff: 12 }, automargin: true, gridcolor: color("line"), zerolinecolor: color("line"),
@@ -45,7 +49,7 @@
     };
     if (text) Object.assign(made, { type: "category", categoryorder: "array", categoryarray: escaped(order) });
     else made.type = log ? "log" : "linear";
-    if (log) Object.assign(made, { tickmode: "array", tickvals: powers(values), ticktext: powers(values).map(number) });
+    if (log) Object.assign(made, marked(powers(values)));
     return made;
   };
 
@@ -115,6 +119,9 @@
       showlegend: traces.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       height: choice.across ? 140 + 34 * choice.order.length : 440,
     };
+    // curves over a few chosen values, such as doses, have their marks there
+    const chosen = [...new Set(choice.series.flatMap((one) => one.x))];
+    if (!text && chosen.length <= 8 && choice.series.every((one) => one.line)) Object.assign(layout.xaxis, marked(chosen));
     if (choice.line) layout.shapes = marks(choice);
     return [traces, layout];
   };
@@ -150,7 +157,8 @@
       hovertemplate: "%{text}<extra></extra>",
     };
     const layout = {
-      xaxis: { ...axis(choice.x, false, x, words), showgrid: false, zeroline: false },
+      // layers and heads are counted: no marks between them
+      xaxis: { ...axis(choice.x, false, x, words), ...(words || x.length > 16 ? {} : marked(x)), showgrid: false, zeroline: false },
       yaxis: { ...axis(choice.y, false, y, true), autorange: "reversed", showgrid: false },
       height: Math.max(260, 130 + 26 * y.length),
     };
