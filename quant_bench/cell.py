@@ -104,9 +104,13 @@ def check_places(cells: Iterable[Cell], root: Path) -> None:
     for cell in cells:
         path = cell.path(root)
         folder = next(parent for parent in path.parents if os.path.lexists(parent))
-        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        # records in a folder that is a link are read by nobody
+        linked = any(parent.is_symlink() for parent in path.parents[: len(cell.parts()) - 1])
+        if linked or path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             what = path if path.is_dir() else folder
-            raise RecordError(f"cannot write {str(path)!r}: {str(what)!r} is in the way, or may not be written")
+            raise RecordError(
+                f"cannot write {str(path)!r}: {str(what)!r} is in the way, is a link, or may not be written"
+            )
 
 
 def require_device(name: str) -> None:

@@ -270,6 +270,17 @@ def test_pip_told_by_its_file_which_index_to_use_and_that_no_index_is_off(
     assert index.asked == [None]
 
 
+@pytest.mark.parametrize("name", ["Toy.Model-1.0-py3-none-any.whl", "toy-model-1.0-1-py3-none-any.whl"])
+def test_a_wheel_named_as_its_maker_wrote_it_is_found_in_the_index_and_in_the_cache(
+    index: Index, tmp_path: Path, name: str
+) -> None:
+    index.named = name
+    for asked in (NAME, "pypi:Toy_MODEL==1.0"):
+        assert _is_whole(wheels.find(asked, tmp_path, SHA256))
+    assert index.asked == [None]
+    assert (tmp_path / "dl" / name).is_file()
+
+
 @pytest.mark.parametrize("damage", ["method", "encrypted"])
 def test_an_archive_that_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
     wheel = tmp_path / "dl" / FILE

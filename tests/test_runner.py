@@ -402,6 +402,10 @@ def test_what_stands_where_a_record_belongs_is_found_before_the_work(options: Ru
     place.parent.write_text("a file")
     with pytest.raises(RecordError, match="is in the way"):
         run_cells(options)
+    place.parent.unlink()
+    place.parent.symlink_to(options.results, target_is_directory=True)
+    with pytest.raises(RecordError, match="is a link"):
+        run_cells(options)
     assert not list(options.results.rglob("*.json"))
 
 

@@ -21,7 +21,6 @@ from quant_bench.errors import Blocked, DataError
 from quant_bench.progress import bytes_bar
 
 _LISTING = "application/vnd.pypi.simple.v1+json"
-_ANYWHERE = re.compile(r"[\w.-]{1,80}-none-any\.whl", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 _SECONDS = 60.0
@@ -48,21 +47,32 @@ def wheel(package: str, version: str) -> Listed | None:
     if index is None:
         return None
     page = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', package).lower()}/"
-    stem = f"{re.sub(r'[-_.]+', '_', package).lower()}-{version}-"
     try:
         with urllib.request.urlopen(_request(page, {"Accept": _LISTING}), timeout=_SECONDS) as answer:
             files = orjson.loads(answer.read())["files"]
-            fitting = [file for file in files if str(file["filename"]).lower().startswith(stem.lower())]
-            for file in fitting:
+            for file in files:
+                name = str(file["filename"])
+                if not (tags_of(name, package, version) or "").endswith("-none-any"):
+                    continue
                 sha256 = str(file["hashes"].get("sha256")).lower()
-                # digest and name become names of files here, so they must be such
-                tags = str(file["filename"])[len(stem) :]
-                if _ANYWHERE.fullmatch(tags) and _SHA256.fullmatch(sha256):
-                    return Listed(str(file["filename"]), urljoin(answer.url, file["url"]), sha256)
+                # the digest, too, names a file here
+                if _SHA256.fullmatch(sha256):
+                    return Listed(name, urljoin(answer.url, file["url"]), sha256)
     except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
         # the network, or a listing of another kind: pip asks again, and says what is wrong
         return None
     return None
+
+
+def tags_of(file: str, package: str, version: str) -> str | None:
+    """What stands behind name and version in the name of a package's wheel; None for the name of any other file.
+
+    In a package's name upper case and each run of `-_.` mean nothing, and old wheels have them as their makers wrote
+    them.
+    """
+    name = "[-_.]+".join(map(re.escape, re.split(r"[-_.]+", package)))
+    match = re.fullmatch(rf"{name}-{re.escape(version)}-([\w.-]{{1,80}})\.whl", file, re.IGNORECASE | re.ASCII)
+    return None if match is None else match[1]
 
 
 def fetch(file: Listed, folder: Path) -> Path:
@@ -136,7 +146,7 @@ def _place(answer: Any, had: int) -> tuple[int, int | None]:
 def _address() -> str | None:
     """The index that pip uses, without its further indexes and links; None where pip is told to use none."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
     found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     settings = {"index-url": "https://pypi.org/simple", "no-index": "no"}
     for name in settings:

@@ -63,9 +63,8 @@ def find(name: str, cache: Path, sha256: str | None) -> WheelContent:
 
 
 def _present(downloads: Path, package: str, version: str) -> Path | None:
-    """A wheel of that package and version; in a wheel's name every run of `-_.` is one `_`."""
-    stem = f"{re.sub(r'[-_.]+', '_', package).lower()}-{version}-"
-    wheels = sorted(path for path in downloads.glob("*.whl") if path.name.lower().startswith(stem.lower()))
+    """A wheel of that package and version."""
+    wheels = sorted(path for path in downloads.glob("*.whl") if index.tags_of(path.name, package, version) is not None)
     return wheels[0] if wheels else None
 
 
