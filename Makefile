@@ -54,7 +54,7 @@ lint: $(VENV)/.developed
 	$(BIN)/mypy
 
 bench: $(VENV)/.developed
-	@missed=; for name in linear observe diagnostics harness arms depth gptq hadamard training report; do \
+	@missed=; for name in linear observe diagnostics harness arms depth gptq hadamard training recipes report pipeline; do \
 	  $(BIN)/python benchmarks/$$name.py || missed="$$missed $$name"; done; \
 	test -z "$$missed" || { echo "not all that is wanted was reached by:$$missed"; exit 1; }
 
