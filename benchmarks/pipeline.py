@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="mirror folder")
     parser.add_argument("--windows", type=int, nargs="*", default=[1024, 2048], help="tokens, of the perplexity rounds")
     parser.add_argument("--rounds", type=int, default=5, help="of perplexity")
-    parser.add_argument("--run-rounds", type=int, default=1, help="of the run against separate processes")
+    parser.add_argument("--run-rounds", type=int, default=5, help="of the run against separate processes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lambada", type=int, default=8)
     parser.add_argument("--hellaswag", type=int, default=4)
