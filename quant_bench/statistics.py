@@ -1,6 +1,6 @@
 """From per-item samples to a score with its uncertainty, to paired differences, and over seeds; knows no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -101,9 +101,55 @@ def delta_of(
     common = ours.index.intersection(theirs.index)
     if common.empty:
         raise QuantizationError(f"{measure.metric.name}: no item is common to the cell and its reference {reference}")
-    value, weight = _columns(measure, ours.loc[common])
-    other, other_weight = _columns(measure, theirs.loc[common])
-    items = np.stack([value, weight, other, other_weight], 1)
+    items = np.stack([*_columns(measure, ours.loc[common]), *_columns(measure, theirs.loc[common])], 1)
+    return _delta(measure, items, lambda: _resampled(items, seed), reference)
+
+
+class Resampled:
+    """A cell's items with their resamples, which are drawn once for its differences to many others.
+
+    The differences have the digits of `delta_of`.
+
+    Args:
+        measure: which columns, and how items become the score.
+        samples: one row an item.
+        seed: of the resamples.
+
+    Raises:
+        QuantizationError: no item is left, or a value is infinite.
+        DataError: a column is missing, or an item stands twice.
+    """
+
+    def __init__(self, measure: ItemMeasure, samples: pd.DataFrame, seed: int) -> None:
+        frame = _usable(measure, samples)
+        self._measure, self._seed, self._index = measure, seed, frame.index
+        self._items = np.stack(_columns(measure, frame), 1)
+        self._sums: Items | None = None
+
+    def minus(self, other: "Resampled", reference: str) -> Delta:
+        """The paired difference to another cell of the same items in the same order.
+
+        Raises:
+            DataError: its items are others, or in another order.
+        """
+        if not self._index.equals(other._index):
+            raise DataError(f"{self._measure.metric.name}: items of the two cells are others, or in another order")
+        items = np.concatenate([self._items, other._items], 1)
+
+        def resampled() -> Items:
+            counted = _counted(items, self._seed)
+            return np.concatenate([self._drawn(), other._drawn()], 1) if counted is None else counted
+
+        return _delta(self._measure, items, resampled, reference)
+
+    def _drawn(self) -> Items:
+        if self._sums is None:
+            self._sums = _drawn(self._items, self._seed)
+        return self._sums
+
+
+def _delta(measure: ItemMeasure, items: Items, resampled: Callable[[], Items], reference: str) -> Delta:
+    """Difference of value and weight in the first two columns to those in the last two."""
 
     def difference(sums: Items) -> Items:
         return _reduced(measure.metric, sums[:, 0], sums[:, 1]) - _reduced(measure.metric, sums[:, 2], sums[:, 3])
@@ -111,10 +157,10 @@ def delta_of(
     estimate = float(difference(items.sum(0, keepdims=True))[0])
     if not np.isfinite(estimate):
         raise QuantizationError(f"the difference of {measure.metric.name} is {estimate}")
-    ci95 = _interval(difference(_resampled(items, seed))) if len(items) > 1 else None
+    ci95 = _interval(difference(resampled())) if len(items) > 1 else None
     binary = measure.metric.reduction == "mean" and measure.weight is None
     binary = binary and bool(np.isin(items[:, [0, 2]], (0.0, 1.0)).all())
-    return Delta(estimate, ci95, reference, _mcnemar(value, other) if binary else None)
+    return Delta(estimate, ci95, reference, _mcnemar(items[:, 0], items[:, 2]) if binary else None)
 
 
 @dataclass(frozen=True)
@@ -201,11 +247,22 @@ def _reduced(metric: Metric, value: Items, weight: Items) -> Items:
 
 def _resampled(items: NDArray[np.float64], seed: int) -> Items:
     """Sums of every column over items drawn with replacement, one row a resample."""
+    counted = _counted(items, seed)
+    return _drawn(items, seed) if counted is None else counted
+
+
+def _counted(items: Items, seed: int) -> Items | None:
+    """The same where few items differ: how often each is drawn is drawn at once."""
+    distinct, counts = np.unique(items, axis=0, return_counts=True)
+    if len(distinct) > _FEW:
+        return None
+    return np.random.default_rng(seed).multinomial(len(items), counts / len(items), RESAMPLES) @ distinct
+
+
+def _drawn(items: Items, seed: int) -> Items:
+    """The same item by item; a column's sums do not depend on which columns stand beside it."""
     generator = np.random.default_rng(seed)
     n, width = items.shape
-    distinct, counts = np.unique(items, axis=0, return_counts=True)
-    if len(distinct) <= _FEW:
-        return generator.multinomial(n, counts / n, RESAMPLES) @ distinct
     sums = np.empty((RESAMPLES, width))
     rows = max(1, _DRAWS // n)
     for start in range(0, RESAMPLES, rows):

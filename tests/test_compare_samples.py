@@ -13,12 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
+from scipy import stats
 
 from quant_bench.cli import main
 from quant_bench.record import Cell, Record
+from quant_bench.report import long_frame
 from quant_bench.report.compare import Comparison, compare
 from quant_bench.samples import Samples, SampleStore, key_of
 from quant_bench.score import Delta, Metric, Score
+from quant_bench.site.filled import made_board
+from quant_bench.site.pairs import paired_rows
 
 DIGEST, OTHER = "a" * 64, "b" * 64
 W8, W4 = "rtn", "rtn(activation_bits=4,weight_bits=4)"
@@ -75,6 +79,47 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SampleStore:
 @pytest.fixture
 def pair(store: SampleStore) -> list[Record]:
     return [kept(store, record(name, scores_of(answers(i))), answers(i)) for i, name in ((1, W8), (2, W4))]
+
+
+def test_the_site_has_the_digits_of_the_comparison_for_any_two_rows(store: SampleStore, pair: list[Record]) -> None:
+    made = [*pair, kept(store, record("none", scores_of(answers(3))), answers(3))]
+    board = made_board(long_frame(made), made)
+    rows = {row.label: row.key for row in board.rows}
+    expected = by_metric(compare(pair, W8, W4, by="quantizer", store=store))
+    for column, pairs in zip(board.columns, paired_rows(board, store), strict=True):
+        assert len(pairs) == 3
+        found = {frozenset(keys): (keys, one) for keys, one in pairs.items()}
+        keys, one = found[frozenset((rows["w8a8"], rows["w4a4"]))]
+        row = expected[column.metric]
+        ends = (row["difference"], row["low"], row["high"])
+        mirrored = (-row["difference"], -row["high"], -row["low"])
+        assert one[:3] == pytest.approx(ends if keys[0] == rows["w8a8"] else mirrored, rel=1e-12)
+    assert [len(pairs) for pairs in paired_rows(board, None)] == [0] * len(board.columns)
+    # rows of other weights are not compared, and neither are answers that are gone
+    other = replace(made[0], identity=made[0].identity | {"weights_sha256": OTHER})
+    apart = made_board(long_frame([other, *made[1:]]), [other, *made[1:]])
+    assert {len(pairs) for pairs in paired_rows(apart, store)} == {1}
+    next(store.folder.glob("*.parquet")).unlink()
+    assert {len(pairs) for pairs in paired_rows(board, store)} == {1}
+
+
+def test_rows_of_several_seeds_differ_by_students_interval_over_the_seeds() -> None:
+    values = {"none": (0.5, 0.6, 0.4), W8: (0.45, 0.5, 0.41), W4: (0.2, 0.25, 0.3)}
+    made = [
+        replace(one, cell=replace(one.cell, seed=seed))
+        for name, numbers in values.items()
+        for seed, value in enumerate(numbers)
+        for one in [record(name, {ACC: value})]
+    ]
+    board = made_board(long_frame(made), made)
+    (pairs,) = paired_rows(board, None)
+    quantizers = {row.key: row.quantizer for row in board.rows}
+    assert len(pairs) == 3
+    for (first, second), one in pairs.items():
+        differences = np.subtract(values[quantizers[first]], values[quantizers[second]])
+        half = stats.t.ppf(0.975, 2) * differences.std(ddof=1) / math.sqrt(3)
+        mean = differences.mean()
+        assert one == pytest.approx((mean, mean - half, mean + half, 3))
 
 
 def by_metric(found: Comparison) -> dict[str, dict[str, Any]]:

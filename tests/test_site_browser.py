@@ -15,6 +15,7 @@ from quant_bench.report.compare import command_for
 from quant_bench.report.text import between, number, signed
 from quant_bench.score import Delta, Metric, Score
 from quant_bench.site import write_site
+from quant_bench.statistics import spread_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is in the dependency group `test`")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -275,7 +276,28 @@ def test_the_comparison_has_the_interval_of_the_record_or_says_that_there_is_non
     page.select_option("#second", label="w4a4 · integer · softmax")
     page.select_option("#first", label="w8a8 · integer · softmax")
     assert row.locator(".ends").inner_text() == "–"
-    assert "no paired interval in the records" in row.inner_text()
+    assert "no paired interval is known here" in row.inner_text()
+
+
+def test_any_two_rows_of_several_seeds_have_an_interval(arm_page: Path, visit: Visit) -> None:
+    page = visit(arm_page.parent.parent / "compare.html")
+    values = {
+        name: [
+            Record.read(path).scores[0].value
+            for path in sorted((RESULTS / TIER / arm).glob(f"{quantizer}/validation*.json"))
+        ]
+        for name, arm, quantizer in (
+            ("w4a4 · integer · softmax", "softmax", "rtn,activation_bits=4,execution=integer,weight_bits=4"),
+            ("none · float · sink_logit", "sink_logit", "none"),
+        )
+    }
+    for place, name in zip(("#first", "#second"), values, strict=True):
+        page.select_option(place, label=name)
+    spread = spread_of([a - b for a, b in zip(*values.values(), strict=True)])
+    row = page.locator("tbody tr", has_text="loss (nats/token)").first
+    assert row.locator(".difference").inner_text() == signed(spread.mean)
+    assert row.locator(".ends").inner_text() == between(*spread.ci95, signed)
+    assert "over 3 seeds" in row.inner_text()
 
 
 def test_a_stored_difference_to_another_cell_than_there_is_now_gets_no_interval(tmp_path: Path, visit: Visit) -> None:

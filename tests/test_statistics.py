@@ -13,7 +13,7 @@ from scipy.stats import bootstrap
 
 from quant_bench.errors import DataError, QuantizationError
 from quant_bench.score import Metric
-from quant_bench.statistics import Spread, delta_of, score_of, spread_of
+from quant_bench.statistics import Resampled, Spread, delta_of, score_of, spread_of
 
 ACC = Metric("acc", "share", "higher", "mean", 0.25)
 NATS = Metric("nats", "nats/token", "lower", "mean")
@@ -116,6 +116,22 @@ def test_the_paired_difference_is_that_of_scipys_paired_bootstrap() -> None:
     assert delta.ci95 == pytest.approx((reference.low, reference.high), abs=0.05 * (reference.high - reference.low))
     assert delta.reference == "none"
     assert delta.p_value is None
+
+
+@pytest.mark.parametrize("asked", [Asked(PERPLEXITY, "nll", "tokens"), Asked(NATS, "nll"), Asked(ACC, "acc")])
+def test_resamples_drawn_once_give_the_digits_of_each_difference(asked: Asked) -> None:
+    frames = [frame(250, seed) for seed in range(3)]
+    drawn = [Resampled(asked, one, 7) for one in frames]
+    for first, second in product(range(3), repeat=2):
+        single = delta_of(asked, frames[first], frames[second], 7, "other")
+        assert drawn[first].minus(drawn[second], "other") == single
+
+
+def test_resamples_of_other_items_are_not_subtracted() -> None:
+    asked, ours = Asked(ACC, "acc"), frame(50)
+    for theirs in (ours.iloc[::-1], ours.iloc[1:], ours.assign(item=ours["item"] + 1)):
+        with pytest.raises(DataError, match="another order"):
+            Resampled(asked, ours, 0).minus(Resampled(asked, theirs, 0), "other")
 
 
 def test_pairing_makes_the_interval_narrower() -> None:

@@ -96,8 +96,7 @@ def pair_of(first: Record, second: Record, store: SampleStore) -> Pair | str:
     """The samples of two records, or why they cannot be had."""
     found = []
     for record in (first, second):
-        calibration = record.identity.get("calibration_sha256")
-        samples = store.read(key_of(vars(record.cell), record.identity, record.versions, calibration))
+        samples = _kept(record, store)
         if samples is None:
             return "the cache does not have the answers of both"
         if not _of(record, samples):
@@ -106,6 +105,17 @@ def pair_of(first: Record, second: Record, store: SampleStore) -> Pair | str:
     if not found[0].same_items(found[1]):
         return "the answers in the cache are to different questions"
     return Pair(found[0].frame, found[1].frame)
+
+
+def answers(record: Record, store: SampleStore) -> Samples | None:
+    """The samples of a record; None where the cache has none, or they are answers to other questions."""
+    samples = _kept(record, store)
+    return samples if samples is not None and _of(record, samples) else None
+
+
+def _kept(record: Record, store: SampleStore) -> Samples | None:
+    calibration = record.identity.get("calibration_sha256")
+    return store.read(key_of(vars(record.cell), record.identity, record.versions, calibration))
 
 
 def _of(record: Record, samples: Samples) -> bool:

@@ -17,9 +17,11 @@ from quant_bench.errors import RecordError, SpecError
 from quant_bench.record import Store
 from quant_bench.report import long_frame
 from quant_bench.report.text import between, number, signed, visible
+from quant_bench.samples import SampleStore
 from quant_bench.site.board import Board
 from quant_bench.site.filled import made_board
 from quant_bench.site.pages import Page, leaderboard_data, pages
+from quant_bench.site.pairs import paired_rows, pairs_data
 
 _MARK: Final = "site.json"
 # what a site consists of: an earlier one of the same folder is replaced, and nothing else is touched
@@ -36,12 +38,13 @@ class Written:
     problems: tuple[RecordError, ...]
 
 
-def write_site(results: Path, out: Path) -> Written:
+def write_site(results: Path, out: Path, answers: SampleStore | None = None) -> Written:
     """Write the site of a folder of records.
 
     Args:
         results: folder of the records.
         out: folder of the site: new, empty, or an earlier site, whose files are replaced. Hidden files stay.
+        answers: of the cells, from a cache, for paired intervals of any two rows of one seed.
 
     Raises:
         SpecError: `out` is no such folder, or one of the two lies in the other.
@@ -51,6 +54,7 @@ def write_site(results: Path, out: Path) -> Written:
     board = made_board(long_frame(store.records), store.records)
     environment = _environment()
     made = [(page, _page(environment, page)) for page in pages(board)]
+    pairs = pairs_data(paired_rows(board, answers))
     # nothing of an earlier site is lost before all pages are made
     for folder in _FOLDERS:
         if (out / folder).exists():
@@ -60,7 +64,7 @@ def write_site(results: Path, out: Path) -> Written:
     _write(out / _MARK, json.dumps(mark, indent=1) + "\n")
     # some hosts leave out names that start with an underscore unless they are told not to
     _write(out / ".nojekyll", "")
-    _assets(out, board)
+    _assets(out, board, pairs)
     for page, text in made:
         _write(out / page.path, text)
     for path in board.records:
@@ -84,7 +88,7 @@ def _check(results: Path, out: Path) -> None:
             )
 
 
-def _assets(out: Path, board: Board) -> None:
+def _assets(out: Path, board: Board, pairs: list[dict[str, Any]]) -> None:
     for name, text in _static():
         _write(out / "assets" / name, text)
     plotly = metadata.distribution("plotly").locate_file("plotly/package_data/plotly.min.js")
@@ -92,6 +96,7 @@ def _assets(out: Path, board: Board) -> None:
     # a script and no JSON file: a page that was opened from a disk may not fetch
     data = script_text(leaderboard_data(board))
     _write(out / "assets" / "board.js", f"window.quantBench.board = JSON.parse({json.dumps(data)});\n")
+    _write(out / "assets" / "pairs.js", f"window.quantBench.pairs = JSON.parse({json.dumps(script_text(pairs))});\n")
 
 
 def _static() -> Iterator[tuple[str, str]]:

@@ -26,6 +26,8 @@
     if (b.arm === "softmax" && a.arm !== "softmax" && a.label === b.label && a.execution === b.execution) return of.a || null;
     return null;
   };
+  const reversed = (found) => found && [-found[0], found[2] === null ? null : -found[2], found[1] === null ? null : -found[1], found[3]];
+  const paired = (a, b, column) => site.pairs[column][`${a.key} ${b.key}`] || null;
   const difference = (a, b, column) => {
     const [x, y] = [a.numbers[column], b.numbers[column]];
     if (!x?.v || !y?.v) return [null, null, null, x && y ? "a cell has no score" : "only one row was asked"];
@@ -33,9 +35,9 @@
     const plain = x.v[0] - y.v[0];
     if (x.n !== y.n) return [null, null, null, "not compared: other item counts"];
     if (!sameSeeds(a, b)) return [plain, null, null, "other seeds: no paired interval"];
-    const [there, back] = [stored(a, b, x), stored(b, a, y)];
-    const found = there || (back && [-back[0], back[2] === null ? null : -back[2], back[1] === null ? null : -back[1], back[3]]);
-    if (!found) return [plain, null, null, "no paired interval in the records"];
+    // a record's own difference first; then what the site was given of any two rows
+    const found = stored(a, b, x) || reversed(stored(b, a, y)) || paired(a, b, column) || reversed(paired(b, a, column));
+    if (!found) return [plain, null, null, "no paired interval is known here"];
     if (!agrees(found[0], plain, x.v[0], y.v[0]) || found[3] !== x.v[3]) {
       return [plain, null, null, "the stored difference is one to another cell: measure both again"];
     }

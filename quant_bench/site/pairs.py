@@ -1,0 +1,110 @@
+"""Paired differences of any two rows of a model: over seeds from the records, over items from answers in the cache."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, Final
+
+from quant_bench.errors import DataError
+from quant_bench.progress import Progressor
+from quant_bench.record import Record
+from quant_bench.report.paired import Columns, Pair, answers
+from quant_bench.report.rows import Together, parted
+from quant_bench.samples import Samples, SampleStore
+from quant_bench.score import Score
+from quant_bench.site.board import Board, Row
+from quant_bench.statistics import Resampled, spread_of
+
+# rows of one column and model: pairs grow with their square, and so does the page
+_MOST_ROWS: Final = 100
+
+Keys = tuple[str, str]
+
+
+def paired_rows(board: Board, store: SampleStore | None) -> list[dict[Keys, Together]]:
+    """Difference of two rows, the first minus the second, in each column, wherever its 95 % interval can be known.
+
+    Rows of several seeds have a Student interval over the differences of their seeds. Rows of one seed have a paired
+    bootstrap interval over items, where the cache has the answers of both. More than 100 rows are left out.
+
+    Args:
+        board: rows and columns.
+        store: answers of the cells; None for differences over seeds alone.
+    """
+    found: list[dict[Keys, Together]] = []
+    with Progressor(len(board.columns)) as progress:
+        for index, column in enumerate(board.columns):
+            progress.cell(column.question)
+            pairs: dict[Keys, Together] = {}
+            measured = [_Measured(board, row, index) for row in board.rows if _has_value(row, index)]
+            for rows in parted(measured, lambda one: (one.row.model, one.n, one.seeds)).values():
+                if column.reduction == "none" or len(rows) > _MOST_ROWS:
+                    continue
+                if len(rows[0].seeds) > 1:
+                    pairs |= _over_seeds(rows)
+                elif store is not None:
+                    pairs |= _over_items(rows, store)
+            found.append(pairs)
+            progress.advance()
+    return found
+
+
+def _has_value(row: Row, index: int) -> bool:
+    return index in row.numbers and row.numbers[index].value is not None
+
+
+class _Measured:
+    """A row in one column, with the records and scores of its number, by seed."""
+
+    def __init__(self, board: Board, row: Row, index: int) -> None:
+        number, column = row.numbers[index], board.columns[index]
+        assert number.value is not None
+        # the records of the number itself come first
+        records = [board.records[path] for path in number.paths[: number.value.seeds]]
+        by_seed = {record.cell.seed: (record, _score(record, column.metric)) for record in records}
+        self.row, self.n, self.seeds = row, number.n, tuple(sorted(by_seed))
+        self.scores: list[tuple[Record, Score]] = [by_seed[seed] for seed in self.seeds]
+
+
+def _score(record: Record, metric: str) -> Score:
+    return next(score for score in record.scores if score.metric.name == metric)
+
+
+def _over_seeds(rows: list[_Measured]) -> Iterator[tuple[Keys, Together]]:
+    for first, second in combinations(rows, 2):
+        differences = [a.value - b.value for (_, a), (_, b) in zip(first.scores, second.scores, strict=True)]
+        spread = spread_of(differences)
+        low, high = spread.ci95 or (None, None)
+        yield (first.row.key, second.row.key), Together(spread.mean, low, high, spread.n)
+
+
+def _over_items(rows: list[_Measured], store: SampleStore) -> Iterator[tuple[Keys, Together]]:
+    held: dict[str, Samples | None] = {one.row.key: answers(one.scores[0][0], store) for one in rows}
+    drawn: dict[tuple[str, Columns], Resampled] = {}
+
+    def resampled(one: _Measured, columns: Columns, samples: Samples) -> Resampled:
+        key = (one.row.key, columns)
+        if key not in drawn:
+            drawn[key] = Resampled(columns, samples.frame, one.seeds[0])
+        return drawn[key]
+
+    for first, second in combinations(rows, 2):
+        ours, theirs = held[first.row.key], held[second.row.key]
+        if ours is None or theirs is None or not ours.same_items(theirs):
+            continue
+        columns = Pair(ours.frame, theirs.frame).columns(first.scores[0][1], second.scores[0][1])
+        if columns is None:
+            continue
+        try:
+            delta = resampled(first, columns, ours).minus(resampled(second, columns, theirs), second.row.label)
+        except DataError:
+            continue
+        if delta.ci95 is not None:
+            yield (first.row.key, second.row.key), Together(delta.value, *delta.ci95, 1)
+
+
+def pairs_data(found: list[dict[Keys, Together]]) -> list[dict[str, Any]]:
+    """As JSON: by column, then by the keys of both rows."""
+    return [
+        {" ".join(keys): [pair.value, pair.low, pair.high, pair.seeds] for keys, pair in pairs.items()}
+        for pairs in found
+    ]
