@@ -76,6 +76,23 @@ def commands(group: click.Group = main, prefix: tuple[str, ...] = ()) -> Iterato
             yield (*prefix, name)
 
 
+def paths() -> Iterator[tuple[str, click.Parameter]]:
+    for command in commands():
+        found: click.Command = main
+        for name in command:
+            assert isinstance(found, click.Group)
+            found = found.commands[name]
+        yield from ((" ".join(command), one) for one in found.params if isinstance(one.type, click.Path))
+
+
+@pytest.mark.parametrize(
+    ("command", "parameter"), [pytest.param(*one, id=f"{one[0]} {one[1].name}") for one in paths()]
+)
+def test_no_path_may_be_the_empty_text_of_a_variable_that_is_not_set(command: str, parameter: click.Parameter) -> None:
+    with pytest.raises(click.BadParameter):
+        parameter.type.convert("", parameter, click.Context(click.Command(command)))
+
+
 @pytest.mark.parametrize("command", list(commands()), ids=lambda command: " ".join(command) or "quant-bench")
 def test_every_help_ends_with_an_example(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")

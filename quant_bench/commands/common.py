@@ -18,8 +18,19 @@ from quant_bench.report.text import number, visible
 if TYPE_CHECKING:
     from quant_bench.runner import Outcome
 
+
+class _NewPath(click.Path):
+    """A path to write to. An empty one, as from a shell variable that is not set, would mean the current folder."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name is empty", parameter, context)
+        return super().convert(value, parameter, context)
+
+
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-RESULTS = click.Path(file_okay=False, path_type=Path)
+NEW_FOLDER = _NewPath(file_okay=False, path_type=Path)
+NEW_FILE = _NewPath(dir_okay=False, path_type=Path)
 
 
 def example(command: str) -> str:

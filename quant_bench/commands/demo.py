@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from quant_bench import report
-from quant_bench.commands.common import FOLDER, RESULTS, example, finish, outcome_lines, rendered
+from quant_bench.commands.common import FOLDER, NEW_FOLDER, example, finish, outcome_lines, rendered
 from quant_bench.report.text import visible
 
 
 @click.command(epilog=example("quant-bench demo"))
 @click.option("--data", type=FOLDER, help="Offline mirror of the data sets; else QUANT_BENCH_DATA, else the hub.")
 @click.option(
-    "--results", type=RESULTS, default=Path("build/demo"), show_default=True, help="Folder of the demo's records."
+    "--results", type=NEW_FOLDER, default=Path("build/demo"), show_default=True, help="Folder of the demo's records."
 )
 def demo(data: Path | None, results: Path) -> None:
     """Run the main job on a real model, SmolLM2-135M, in minutes on two cores, and show the leaderboard."""

@@ -5,14 +5,14 @@ from typing import Literal
 
 import click
 
-from quant_bench.commands.common import FOLDER, example
+from quant_bench.commands.common import FOLDER, NEW_FOLDER, example
 from quant_bench.report.text import visible
 
 
 @click.command(epilog=example("quant-bench merge results theirs/results --out merged"))
 @click.argument("a", type=FOLDER)
 @click.argument("b", type=FOLDER)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for what either has.")
+@click.option("--out", type=NEW_FOLDER, required=True, help="New folder for what either has.")
 @click.option("--prefer", type=click.Choice(["a", "b"]), help="Whose record to keep where both have a cell.")
 def merge(a: Path, b: Path, out: Path, prefer: Literal["a", "b"] | None) -> None:
     """Put the records of the folders A and B into a new folder, with a leaderboard made of all.

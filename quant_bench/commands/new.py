@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from quant_bench import registry
-from quant_bench.commands.common import RESULTS, example
+from quant_bench.commands.common import NEW_FOLDER, example
 from quant_bench.report.text import visible
 from quant_bench.scaffold import scaffold
 
@@ -13,7 +13,7 @@ from quant_bench.scaffold import scaffold
 @click.command(epilog=example("quant-bench new quantizer shrink --dir mine"))
 @click.argument("what", type=click.Choice([kind.removesuffix("s") for kind in registry.KINDS]))
 @click.argument("name")
-@click.option("--dir", "folder", type=RESULTS, default=Path(), help="Plugin folder; by default this one.")
+@click.option("--dir", "folder", type=NEW_FOLDER, default=Path(), help="Plugin folder; by default this one.")
 def new(what: str, name: str, folder: Path) -> None:
     """Write a quantizer, an arm or a task that keeps its contract, with its test, to begin from.
 

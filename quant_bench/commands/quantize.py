@@ -6,16 +6,14 @@ from typing import Any, Literal
 import click
 
 from quant_bench._roots import use_plugins
-from quant_bench.commands.common import FOLDER, device_name, example
+from quant_bench.commands.common import FOLDER, NEW_FOLDER, device_name, example
 from quant_bench.report.text import visible
 
 
 @click.command(epilog=example("quant-bench quantize smollm2-135m-instruct --quantizer w4a16g64 --out smollm2-w4"))
 @click.argument("model")
 @click.option("--quantizer", required=True, help="Recipe or scheme shorthand.")
-@click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="New folder for the model."
-)
+@click.option("--out", required=True, type=NEW_FOLDER, help="New folder for the model.")
 @click.option(
     "--format", "how", type=click.Choice(["quant-bench", "compressed-tensors"]), default="quant-bench",
     show_default=True, help="Ours holds every recipe; compressed-tensors is what vLLM and transformers read.",

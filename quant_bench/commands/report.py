@@ -10,7 +10,7 @@ import pandas as pd
 
 from quant_bench import report
 from quant_bench.cache import write_atomically
-from quant_bench.commands.common import RESULTS, example, rendered
+from quant_bench.commands.common import NEW_FILE, NEW_FOLDER, example, rendered
 from quant_bench.errors import RecordError
 from quant_bench.record import Store
 from quant_bench.report.model_card import model_index, models_of
@@ -23,8 +23,8 @@ _FORMATS = (*report.FORMATS, "parquet", "model-index")
 @click.option("--format", "how", type=click.Choice(_FORMATS), help="Print in this format only.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a file is not what the records say.")
 @click.option("--model", help="Only this model, in the format asked for; model-index needs one.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the format to this file.")
-@click.option("--results", type=RESULTS, default=Path("results"), show_default=True, help="Folder of the records.")
+@click.option("--out", type=NEW_FILE, help="Write the format to this file.")
+@click.option("--results", type=NEW_FOLDER, default=Path("results"), show_default=True, help="Folder of the records.")
 def report_command(how: str | None, check: bool, model: str | None, out: Path | None, results: Path) -> None:
     """Make the leaderboard from the records: on screen, in LEADERBOARD.md beside them, in excerpts of documents.
 

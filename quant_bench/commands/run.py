@@ -6,7 +6,7 @@ from typing import Any, Literal
 import click
 
 from quant_bench._roots import use_plugins
-from quant_bench.commands.common import FOLDER, RESULTS, device_name, example, finish, outcome_lines
+from quant_bench.commands.common import FOLDER, NEW_FOLDER, device_name, example, finish, outcome_lines
 
 
 def _batch_size(_: click.Context, __: click.Parameter, value: str) -> int | Literal["auto"]:
@@ -41,7 +41,7 @@ def _batch_size(_: click.Context, __: click.Parameter, value: str) -> int | Lite
 )  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, callback=device_name, help="cpu, cuda or cuda:N.")
 @click.option("--data", type=FOLDER, help="Offline mirror of the data sets; else QUANT_BENCH_DATA, else the hub.")
-@click.option("--results", type=RESULTS, default=Path("results"), show_default=True, help="Folder of the records.")
+@click.option("--results", type=NEW_FOLDER, default=Path("results"), show_default=True, help="Folder of the records.")
 @click.option("--plugins", type=FOLDER, multiple=True, help="Folder with arms/, quantizers/ or tasks/ of your own.")
 @click.option("--dry-run", is_flag=True, help="Only say which cells would run.")
 @click.option("--force", is_flag=True, help="Measure finished cells again.")

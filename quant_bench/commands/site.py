@@ -6,14 +6,14 @@ from pathlib import Path
 import click
 
 from quant_bench.cache import cache_folder
-from quant_bench.commands.common import FOLDER, RESULTS, example
+from quant_bench.commands.common import FOLDER, NEW_FOLDER, example
 from quant_bench.report.text import visible
 from quant_bench.samples import SampleStore
 from quant_bench.site import write_site
 
 
 @click.command("site", epilog=example("quant-bench site --out public"))
-@click.option("--out", type=RESULTS, required=True, help="Folder of the site: new, empty, or an earlier site.")
+@click.option("--out", type=NEW_FOLDER, required=True, help="Folder of the site: new, empty, or an earlier site.")
 @click.option("--pairs", is_flag=True, help="Also paired intervals of any two rows, from the answers in the cache.")
 @click.option("--results", type=FOLDER, default=Path("results"), show_default=True, help="Folder of the records.")
 def site(out: Path, pairs: bool, results: Path) -> None:

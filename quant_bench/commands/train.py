@@ -9,7 +9,7 @@ import click
 from quant_bench import registry
 from quant_bench._roots import use_plugins
 from quant_bench.cell import SEEDS
-from quant_bench.commands.common import FOLDER, device_name, example
+from quant_bench.commands.common import FOLDER, NEW_FOLDER, device_name, example
 from quant_bench.errors import Blocked, NotApplicable, SpecError
 from quant_bench.report.text import number, visible
 from quant_bench.training.tiers import TIERS, changed
@@ -27,7 +27,7 @@ from quant_bench.training.tiers import TIERS, changed
 @click.option("--text", help="Source of the text, or a file or folder; else the tier's.")
 @click.option("--bf16/--no-bf16", default=None, help="Products in bfloat16 (autocast); else the tier's.")
 @click.option("--data", type=FOLDER, help="Offline mirror of the data sets; else QUANT_BENCH_DATA, else the hub.")
-@click.option("--cache", type=click.Path(file_okay=False, path_type=Path), help="Where checkpoints lie.")
+@click.option("--cache", type=NEW_FOLDER, help="Where checkpoints lie.")
 @click.option("--plugins", type=FOLDER, multiple=True, help="Folder with arms/ of your own.")
 @click.option(
     "--device", default="cpu", show_default=True, callback=device_name,
