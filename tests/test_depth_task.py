@@ -1,29 +1,23 @@
 """Task `depth` against weights that are known, and against a plain recount."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from helpers import context_of
 from quant_bench import models
-from quant_bench.data import DataSource
 from quant_bench.depth import routers_of
 from quant_bench.diagnostics.depth import DepthSettings, DepthWatch, depth
 from quant_bench.diagnostics.sequences import Sequences
 from quant_bench.errors import QuantizationError, SpecError
 from quant_bench.model import LanguageModel
-from quant_bench.probe import Probe
 from quant_bench.registry import build
 from quant_bench.scoring import final_hidden
-from quant_bench.task import Context, Evaluation
+from quant_bench.task import Evaluation
 from quant_bench.testing.tokens import tiny_calibration
 from quant_bench.tiny import tiny_model
-
-
-class NoData(DataSource):
-    """A source that nothing is asked of."""
 
 
 def sequences(items: int = 3, length: int = 20) -> Sequences:
@@ -32,8 +26,7 @@ def sequences(items: int = 3, length: int = 20) -> Sequences:
 
 
 def measured(model: LanguageModel, items: int = 3, **settings: Any) -> Evaluation:
-    context = Context(NoData(), Path("unused"), Probe.off(), seed=0)
-    return depth(model, context, sequences(items), DepthSettings(**settings))
+    return depth(model, context_of(), sequences(items), DepthSettings(**settings))
 
 
 def scores(evaluation: Evaluation) -> dict[str, float]:

@@ -2,15 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
-from quant_bench.corpora import make_text
-from quant_bench.data import DataSource, Text
+from helpers import context_of
 from quant_bench.errors import NotApplicable
 from quant_bench.lowbit.activation import ActivationRule
 from quant_bench.lowbit.codes import quantize_weight
@@ -18,22 +16,13 @@ from quant_bench.lowbit.linear import QuantLinear
 from quant_bench.lowbit.ready import make_ready_
 from quant_bench.model import LanguageModel
 from quant_bench.parity import executing, integer_layers
-from quant_bench.probe import Probe
 from quant_bench.quantizer import Calibration
 from quant_bench.registry import build
 from quant_bench.statistics import score_of
-from quant_bench.task import Context, Evaluation
+from quant_bench.task import Evaluation
 from quant_bench.tiny import CONFIGS, tiny_model
 
 ALLOWED = [number for number in range(3, 97) if str(number)[0] not in "12"]
-
-
-class FakeData(DataSource):
-    def __init__(self) -> None:
-        self.words = " ".join(f"w{pick}" for pick in np.random.default_rng(0).choice(ALLOWED, 200))
-
-    def text(self, name: str, split: str = "test") -> Text:
-        return make_text([self.words], "test", name)
 
 
 def quantized(scheme: str, family: str = "llama") -> LanguageModel:
@@ -41,7 +30,8 @@ def quantized(scheme: str, family: str = "llama") -> LanguageModel:
 
 
 def evaluate(model: LanguageModel) -> Evaluation:
-    return build("tasks", "parity").evaluate(model, Context(FakeData(), Path("unused"), Probe.off()))
+    words = " ".join(f"w{pick}" for pick in np.random.default_rng(0).choice(ALLOWED, 200))
+    return build("tasks", "parity").evaluate(model, context_of([words]))
 
 
 def scores_of(found: Evaluation) -> dict[str, float]:

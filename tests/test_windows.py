@@ -14,8 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from quant_bench.corpora import make_text
-from quant_bench.data import DataSource, Text
+from helpers import context_of
 from quant_bench.errors import DataError, NotApplicable, SpecError
 from quant_bench.model import LanguageModel
 from quant_bench.perplexity import TextWindows, outliers, perplexity
@@ -25,7 +24,7 @@ from quant_bench.registry import build
 from quant_bench.scoring import final_hidden
 from quant_bench.statistics import score_of
 from quant_bench.stream import Stream, block_stream, prefix_ids, prefix_name, stream_of
-from quant_bench.task import Context, Evaluation
+from quant_bench.task import Evaluation
 from quant_bench.tiny import tiny_model, tiny_tokenizer
 from quant_bench.windows import Span, Windows, WindowSettings, cut, window_pass
 
@@ -36,18 +35,6 @@ ALLOWED = [number for number in range(3, 97) if str(number)[0] not in "12"]
 def words(count: int, seed: int = 0) -> str:
     picks = np.random.default_rng(seed).choice(ALLOWED, count)
     return " ".join(f"w{pick}" for pick in picks)
-
-
-class FakeData(DataSource):
-    def __init__(self, rows: list[str]) -> None:
-        self.rows = rows
-
-    def text(self, name: str, split: str = "test") -> Text:
-        return make_text(self.rows, "test", f"{name} {split}")
-
-
-def context_of(rows: list[str], probe: Probe | None = None, **memos: dict[Any, Any]) -> Context:
-    return Context(FakeData(rows), Path("unused"), probe or Probe.off(), **memos)
 
 
 def spans(count: int, settings: WindowSettings, model: LanguageModel) -> list[tuple[int, int, int]]:
