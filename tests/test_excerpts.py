@@ -59,7 +59,7 @@ def rows(text: str) -> list[str]:
 
 
 def test_an_excerpt_has_the_columns_asked_for_best_first_with_differences_and_conventions() -> None:
-    text = filled(ASKED, report.long_frame(records()))
+    text = filled(ASKED, report.long_frame(records()), Path())
     assert text.startswith("Before.\n")
     assert text.endswith("\nAfter.\n")
     assert "old" not in text
@@ -82,7 +82,7 @@ def test_an_excerpt_with_a_quantizer_has_a_row_for_each_arm_under_it() -> None:
     shown = {}
     for name in ("none", "w8a8", "w8a8-integer"):
         asked = ASKED.replace(" m: t(limit=2) ppl; u acc", f" m with {name}: t(limit=2) ppl")
-        shown[name] = rows(filled(asked, report.long_frame(made)))
+        shown[name] = rows(filled(asked, report.long_frame(made), Path()))
     head = "| arm | t: ppl ↓ \\[1\\] |"
     assert shown == {
         "none": [head, "| combo | 18 |", "| softmax | 20 |"],
@@ -90,11 +90,11 @@ def test_an_excerpt_with_a_quantizer_has_a_row_for_each_arm_under_it() -> None:
         "w8a8-integer": [head, "| combo | 29 |", "| softmax | 40 |"],
     }
     with pytest.raises(RecordError, match="of m with w4a4, and the records have no scores"):
-        filled(ASKED.replace(" m: ", " m with w4a4: "), report.long_frame(made))
+        filled(ASKED.replace(" m: ", " m with w4a4: "), report.long_frame(made), Path())
 
 
 def test_executions_that_differ_have_a_row_each() -> None:
-    text = filled(ASKED, report.long_frame(records(simulated=25.5)))
+    text = filled(ASKED, report.long_frame(records(simulated=25.5)), Path())
     assert [line.split(" | ")[0] for line in rows(text)[1:]] == [
         "| none",
         "| w8a8 (integer)",
@@ -111,7 +111,7 @@ def test_executions_are_equal_only_where_all_seeds_together_are() -> None:
             one = record(quantizer, "t(limit=2)", score("ppl", value, "lower"))
             made.append(replace(one, cell=replace(one.cell, seed=seed)))
     made.append(record(integer, "u", score("acc", 0.5, "higher"), "other"))
-    shown = rows(filled(ASKED, report.long_frame(made)))
+    shown = rows(filled(ASKED, report.long_frame(made), Path()))
     assert len(shown) == 3
     assert "25 ± " in shown[1]
     assert "25.50 ± " in shown[2]
@@ -120,14 +120,14 @@ def test_executions_are_equal_only_where_all_seeds_together_are() -> None:
 def test_a_row_of_fewer_seeds_than_another_says_so() -> None:
     again = record("none", "t(limit=2)", score("ppl", 22.0, "lower"))
     both = [*records(), replace(again, cell=replace(again.cell, seed=1))]
-    shown = rows(filled(ASKED.replace("; u acc", ""), report.long_frame(both)))
+    shown = rows(filled(ASKED.replace("; u acc", ""), report.long_frame(both), Path()))
     assert "(2 seeds)" in next(row for row in shown if row.startswith("| none"))
     assert "25 (1 of 2 seeds)" in next(row for row in shown if row.startswith("| w8a8"))
 
 
 def test_filling_twice_changes_nothing() -> None:
     frame = report.long_frame(records())
-    assert filled(filled(ASKED, frame), frame) == filled(ASKED, frame)
+    assert filled(filled(ASKED, frame, Path()), frame, Path()) == filled(ASKED, frame, Path())
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_filling_twice_changes_nothing() -> None:
 )
 def test_a_column_that_is_missing_or_mixed_is_an_error(extra: list[Record], message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        filled(ASKED, report.long_frame(extra))
+        filled(ASKED, report.long_frame(extra), Path())
 
 
 @pytest.mark.parametrize("wrong", ["no end", "no columns", "no line"])
@@ -150,7 +150,7 @@ def test_an_excerpt_that_cannot_be_read_is_an_error_and_takes_nothing_else_with_
         "no line": ASKED.replace(" -->\nold", " --> old"),
     }[wrong]
     with pytest.raises(RecordError, match="ends with <!-- /leaderboard -->"):
-        filled(broken + ASKED, report.long_frame(records()))
+        filled(broken + ASKED, report.long_frame(records()), Path())
 
 
 def test_an_example_of_an_excerpt_is_none() -> None:
@@ -159,11 +159,48 @@ def test_an_example_of_an_excerpt_is_none() -> None:
         f"Write `{ASKED.splitlines()[2]}` there.",
     ):
         assert not holds_excerpts(example)
-        assert filled(example + "\n" + ASKED, report.long_frame(records())).startswith(example)
+        assert filled(example + "\n" + ASKED, report.long_frame(records()), Path()).startswith(example)
 
 
 def test_lines_may_end_as_on_windows() -> None:
-    assert "old" not in filled(ASKED.replace("\n", "\r\n"), report.long_frame(records()))
+    assert "old" not in filled(ASKED.replace("\n", "\r\n"), report.long_frame(records()), Path())
+
+
+LAYERS = [{"layer": 0, "w2": 0.5, "part": "a|b"}, {"layer": 1, "w2": None}]
+
+
+@pytest.mark.parametrize("named", ["m", "m with w4a4"])
+def test_a_table_of_a_records_details_stands_as_it_is(tmp_path: Path, named: str) -> None:
+    for quantizer in ("none", "rtn(activation_bits=4,weight_bits=4)"):
+        one = record(quantizer, "s(limit=2)", score("kl", 0.1, "lower"))
+        of_layers = LAYERS if (quantizer == "none") == (named == "m") else [{"layer": 7}]
+        replace(one, details={"layers": of_layers}).write(tmp_path)
+    asked = f"<!-- details {named}: s(limit=2) layers -->\nold\n<!-- /details -->\n"
+    assert holds_excerpts(asked)
+    text = filled(asked, report.leaderboard(tmp_path), tmp_path)
+    assert rows(text) == ["| layer | part | w2 |", "| 0 | a\\|b | 0.5000 |", "| 1 | – | – |"]
+    assert "s(limit=2) · P1 · 2 items" in text
+    assert "old" not in text
+    assert filled(text, report.leaderboard(tmp_path), tmp_path) == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("m: s layers", "0 records"),
+        ("m: s(limit=2) linears", "no table 'linears'"),
+        ("m: s(limit=2) note", "no table 'note'"),
+        ("two: s(limit=2) layers", "2 records"),
+    ],
+)
+def test_details_that_are_no_table_of_one_record_are_an_error(tmp_path: Path, asked: str, message: str) -> None:
+    one = record("none", "s(limit=2)", score("kl", 0.1, "lower"))
+    made = [replace(one, details={"layers": LAYERS, "note": "text"})]
+    made += [replace(one, cell=Cell("two", "softmax", "none", one.cell.task, seed)) for seed in (0, 1)]
+    for each in made:
+        each.write(tmp_path)
+    with pytest.raises(RecordError, match=message):
+        filled(f"<!-- details {asked} -->\n<!-- /details -->\n", report.leaderboard(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/findings.md"])

@@ -31,6 +31,7 @@ from quant_bench.site.filled import bits_of, made_board
 from quant_bench.site.pages import leaderboard_data, question_tables
 from quant_bench.site.pareto import frontier, pareto
 from quant_bench.site.places import placed
+from quant_bench.site.sensitivity import sensitivity_map
 from quant_bench.site.write import script_json, script_text
 from quant_bench.statistics import spread_of
 
@@ -393,6 +394,21 @@ def test_layer_maps_show_the_table_of_the_record() -> None:
     assert place.choices == []
 
 
+def test_sensitivity_maps_have_a_row_for_each_role_and_a_map_for_each_width() -> None:
+    linears = [
+        {"linear": f"model.layers.{layer}.{role}", "layer": layer, "role": role, "w2": 0.5 + layer, "w4": value}
+        for layer, values in ((0, (0.25, 0.0)), (1, (0.125, None)))
+        for role, value in zip(("query", "mlp_down"), values, strict=True)
+    ]
+    one = record("none", [score(0.1, better="lower")], task="sensitivity", details={"linears": linears})
+    two, four = sensitivity_map(board(one), board(one).rows).choices
+    assert [choice.keys[0] for choice in (two, four)] == ["2 bits", "4 bits"]
+    assert four.data()["heat"]["y"] == ["query", "mlp down"]
+    assert four.data()["heat"]["z"] == [[0.25, 0.125], [0.0, None]]
+    # a logarithm has no place for 0
+    assert [choice.data()["heat"]["log"] for choice in (two, four)] == [True, False]
+
+
 def test_places_name_channels_positions_and_tokens_largest_first() -> None:
     tensors = {
         f"layer_output model.layers.{layer}": {
@@ -440,6 +456,7 @@ ANYTHING = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(["tensors", "kind", "layer", "layers", "inf_norm", "routers", "router", "sources"])
+            | st.sampled_from(["role", "w4"])
             | st.sampled_from(["position0_mass_by_head", "top_channels", "top_tokens"]),
             inner,
             max_size=4,
@@ -450,13 +467,14 @@ ANYTHING = st.recursive(
 
 
 @given(
-    st.dictionaries(st.sampled_from(["tensors", "layers", "routers", "token_texts"]), ANYTHING),
-    st.sampled_from(["outliers", "attention", "depth"]),
+    st.dictionaries(st.sampled_from(["tensors", "layers", "routers", "token_texts", "linears"]), ANYTHING),
+    st.sampled_from(["outliers", "attention", "depth", "sensitivity"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_no_table_of_a_record_can_stop_the_site(details: dict[str, Any], task: str) -> None:
     found = board(record("rtn", [score(0.5, better="neither")], task=task, details=details))
     made = [*models.layer_maps(found, found.rows), attention_map(found, "softmax"), depth_map(found, "softmax")]
+    made.append(sensitivity_map(found, found.rows))
     for figure in made:
         json.dumps(figure.data(), allow_nan=False)
     placed(found, found.rows)

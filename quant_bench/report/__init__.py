@@ -57,5 +57,5 @@ def _files(root: Path, frame: pd.DataFrame) -> dict[Path, bytes]:
     for path in sorted(path for pattern in DOCUMENTS for path in beside.glob(pattern)):
         # bytes that are no text stay as they are
         if path.is_file() and holds_excerpts(text := path.read_bytes().decode(errors="surrogateescape")):
-            files[path] = filled(text, frame).encode(errors="surrogateescape")
+            files[path] = filled(text, frame, root).encode(errors="surrogateescape")
     return files

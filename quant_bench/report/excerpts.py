@@ -7,61 +7,102 @@ the model with softmax attention, or, where a quantizer is named (`none`, `w4a4-
     <!-- /leaderboard -->
     <!-- leaderboard MODEL with QUANTIZER: TASK METRIC; TASK METRIC -->
     <!-- /leaderboard -->
+
+One of the tables in a record's details, by the name that it has there; of the quantizer `none` where none is named:
+
+    <!-- details MODEL: TASK NAME -->
+    <!-- /details -->
+    <!-- details MODEL with QUANTIZER: TASK NAME -->
+    <!-- /details -->
 """
 
 import math
 import re
-from typing import Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import pandas as pd
 
 from quant_bench.cell import BASELINE_ARM
 from quant_bench.errors import RecordError
+from quant_bench.record import Record
 from quant_bench.report.frame import plain_rows
 from quant_bench.report.layout import Entry, Footnotes, Table
 from quant_bench.report.render import markdown_table
 from quant_bench.report.rows import Row, heading, question, scored
 from quant_bench.report.tables import differences, lines
-from quant_bench.report.text import markdown
+from quant_bench.report.text import markdown, number
 
 # arm or quantizer, and execution
 Key = tuple[str, str]
 # at a line's beginning: one that is indented or in a sentence is an example
-_BEGIN: Final = re.compile("^<!-- leaderboard ", re.MULTILINE)
-_EXCERPT: Final = re.compile(
-    r"^(<!-- leaderboard ([^\r\n]*?): ([^\r\n]*) -->\r?\n)(?:(?!^<!-- leaderboard ).)*?^(<!-- /leaderboard -->)",
-    re.DOTALL | re.MULTILINE,
-)
+_BEGIN: Final = "^<!-- {} "
+_WHOLE: Final = r"^(<!-- {0} ([^\r\n]*?): ([^\r\n]*) -->\r?\n)(?:(?!^<!-- {0} ).)*?^(<!-- /{0} -->)"
+_KINDS: Final = {"leaderboard": "MODEL: TASK METRIC", "details": "MODEL: TASK NAME"}
 
 
 def holds_excerpts(text: str) -> bool:
     """Whether there is anything to fill in."""
-    return _BEGIN.search(text) is not None
+    return any(re.search(_BEGIN.format(kind), text, re.MULTILINE) for kind in _KINDS)
 
 
-def filled(text: str, frame: pd.DataFrame) -> str:
+def filled(text: str, frame: pd.DataFrame, root: Path) -> str:
     """The text with every excerpt as the records have it now.
 
+    Args:
+        text: of a document.
+        frame: from `long_frame`.
+        root: folder of the records that it was made of.
+
     Raises:
-        RecordError: a column has no scores, or scores of several kinds that must not stand in one column; or an excerpt
-            does not end, or does not say its columns.
+        RecordError: a column has no scores, or scores of several kinds that must not stand in one column; details have
+            no such table, or several records have one; or an excerpt does not end, or does not say its columns.
     """
     rows = scored(plain_rows(frame))
+    text = _filled(text, "leaderboard", lambda model, columns: _excerpt(rows, model, columns))
+    return _filled(text, "details", lambda model, named: _details(rows, model, named, root))
 
+
+def _filled(text: str, kind: str, made: Callable[[str, str], str]) -> str:
     def fill(found: re.Match[str]) -> str:
-        begin, model, columns, end = found.groups()
-        return f"{begin}{_excerpt(rows, model, [column.strip() for column in columns.split(';')])}{end}"
+        begin, subject, asked, end = found.groups()
+        return f"{begin}{made(subject, asked)}{end}"
 
-    made, count = _EXCERPT.subn(fill, text)
-    if count != len(_BEGIN.findall(text)):
-        raise RecordError(
-            "<!-- leaderboard MODEL: TASK METRIC --> stands on a line of its own, and ends with <!-- /leaderboard -->"
-        )
-    return made
+    flags = re.DOTALL | re.MULTILINE
+    new, count = re.subn(_WHOLE.format(kind), fill, text, flags=flags)
+    if count != len(re.findall(_BEGIN.format(kind), text, flags)):
+        raise RecordError(f"<!-- {kind} {_KINDS[kind]} --> stands on a line of its own, and ends with <!-- /{kind} -->")
+    return new
 
 
-def _excerpt(rows: list[Row], subject: str, columns: list[str]) -> str:
+def _details(rows: list[Row], subject: str, asked: str, root: Path) -> str:
+    """A table of a record's details as it stands: a column for each name in its rows."""
+    model, _, quantizer = subject.partition(" with ")
+    task, _, name = asked.strip().rpartition(" ")
+    of_cell = (model, BASELINE_ARM, quantizer or "none", task)
+    found = [row for row in rows if (row["model"], row["arm"], _shorthand(row), row["task"]) == of_cell]
+    paths = {row["path"] for row in found}
+    if len(paths) != 1:
+        raise RecordError(f"an excerpt asks for details of {subject}: {task}, and {len(paths)} records are that")
+    table = Record.read(root / paths.pop(), root).details.get(name)
+    if not isinstance(table, list) or not table or not all(isinstance(line, dict) for line in table):
+        raise RecordError(f"an excerpt asks for details of {subject}, and {task} has no table {name!r} in them")
+    headings = tuple(dict.fromkeys(key for line in table for key in line))
+    entries = tuple(tuple(Entry((_shown(line.get(key)),)) for key in headings) for line in table)
+    shown = Table(title="", headings=headings, rows=entries, words=1)
+    return "\n".join(["", *markdown_table(shown), "", markdown(question(found)), ""])
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def _excerpt(rows: list[Row], subject: str, asked: str) -> str:
     """A row for each quantizer or arm, best first; executions that agree in all that both have share one."""
+    columns = [column.strip() for column in asked.split(";")]
     model, _, quantizer = subject.partition(" with ")
     lead = "arm" if quantizer else "quantizer"
     of_model = [row for row in rows if row["model"] == model]

@@ -13,7 +13,7 @@ from quant_bench.report.compare import command_for
 from quant_bench.report.rows import Together
 
 # tasks whose numbers say why a model is good or bad, and tasks that check the suite
-CAUSES: Final = ("outliers", "attention", "depth", "injection")
+CAUSES: Final = ("outliers", "attention", "depth", "injection", "sensitivity")
 CHECKS: Final = ("parity",)
 _FORBIDDEN: Final = re.compile(r"[^a-z0-9]+")
 

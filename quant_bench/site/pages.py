@@ -12,6 +12,7 @@ from quant_bench.site import arms, models, places
 from quant_bench.site.board import CAUSES, CHECKS, Board, Column, Number, Row, page_name
 from quant_bench.site.figures import Figure
 from quant_bench.site.pareto import pareto
+from quant_bench.site.sensitivity import sensitivity_map
 
 _SHOWN_AT_FIRST: Final = 8
 # what the legend says of tables that are arranged in another way
@@ -109,7 +110,7 @@ def _model(board: Board, name: str, rows: list[Row]) -> dict[str, Any]:
     tables = question_tables(board, rows)
     parity = [table for table in tables if _task(table) in CHECKS]
     causes = [table for table in tables if _task(table) in CAUSES]
-    figures = [models.sweep(board, rows), *models.layer_maps(board, rows)]
+    figures = [models.sweep(board, rows), sensitivity_map(board, rows), *models.layer_maps(board, rows)]
     return {
         "title": name,
         "weights": [board.models[index] for index in dict.fromkeys(row.model for row in rows)],
