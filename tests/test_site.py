@@ -394,6 +394,35 @@ def test_layer_maps_show_the_table_of_the_record() -> None:
     assert place.choices == []
 
 
+def test_the_sweep_has_a_series_for_each_recipe_and_a_place_for_each_scheme() -> None:
+    four = "activation_bits=4,weight_bits=4"
+    specs = ["none", "rtn(execution=integer)", "rtn", f"quarot({four},weights=gptq)", f"rtn({four})", "quanto"]
+    found = board(*(record(spec, [score(1.0 + place)]) for place, spec in enumerate(specs)))
+    (choice,) = models.sweep(found, found.rows).choices
+    assert isinstance(choice.content, list)
+    # of 8 bits both, in the order of their names
+    assert choice.order == ["none", "quanto", "w8a8", "w4a4"]
+    assert {series.name: sorted(zip(series.x, series.y, strict=True)) for series in choice.content} == {
+        "rtn": [("w4a4", 5.0), ("w8a8", 2.0), ("w8a8", 3.0)],
+        "none": [("none", 1.0)],
+        "quanto": [("quanto", 6.0)],
+        "quarot(weights=gptq)": [("w4a4", 4.0)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "recipe", "scheme"),
+    [
+        ("w4a16", "rtn", "w4a16"),
+        ("mxfp4", "rtn", "mxfp4"),
+        ("none", "none", "none"),
+        ("smoothquant:w8a8(alpha=0.7,scope=full)", "smoothquant(alpha=0.7)", "w8a8(scope=full)"),
+    ],
+)
+def test_a_label_is_a_recipe_at_a_scheme(label: str, recipe: str, scheme: str) -> None:
+    assert models.recipe_and_scheme(label) == (recipe, scheme)
+
+
 def test_sensitivity_maps_have_a_row_for_each_role_and_a_map_for_each_width() -> None:
     linears = [
         {"linear": f"model.layers.{layer}.{role}", "layer": layer, "role": role, "w2": 0.5 + layer, "w4": value}

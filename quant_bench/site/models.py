@@ -8,8 +8,10 @@ from typing import Any, Final
 from quant_bench.record import Record
 from quant_bench.report.rows import parted
 from quant_bench.report.text import number
+from quant_bench.schemes import DEFAULTS, is_scheme
 from quant_bench.site.board import Board, Row, ranks
 from quant_bench.site.figures import Choice, Figure, Heat, Points, is_map, number_in, positive
+from quant_bench.spec import Spec
 
 # column of a record's table of tensors -> what it is; docs of the task outliers define them
 SIZES: Final = {
@@ -23,6 +25,8 @@ SITES: Final = (
     *("attention_norm", "attention_output_input", "attention_output"),
     *("mlp_norm", "mlp_output_input", "mlp_output", "layer_output"),
 )
+# the recipe that shorthands do not name
+_ROUNDED: Final = "rtn"
 PLACES: Final = {
     "channel_absmax_ratio": "by channel: largest channel maximum over the median one",
     "channel_rms_kurtosis": "by channel: concentration of power (1: even; width: one channel)",
@@ -57,7 +61,7 @@ class Covered:
 
 
 def sweep(board: Board, rows: Sequence[Row]) -> Figure:
-    """Quality of each scheme in the order of its bits, an arm, model and metric at a time."""
+    """Quality of each scheme in the order of its bits, a series for each recipe; an arm, model and metric at a time."""
     choices = []
     for index, column in enumerate(board.columns):
         if not ranks(column):
@@ -67,12 +71,16 @@ def sweep(board: Board, rows: Sequence[Row]) -> Figure:
             if not shown:
                 continue
             reference = next((row.numbers[index].value for row in shown if row.execution == "float"), None)
-            series = {execution: Points(execution) for execution in dict.fromkeys(row.execution for row in shown)}
-            for row in sorted(shown, key=_by_bits):
+            ordered = [(row, *recipe_and_scheme(row.label)) for row in sorted(shown, key=_by_bits)]
+            series = {
+                recipe: Points(recipe) for recipe in sorted({recipe for _, recipe, _ in ordered}, key=_plain_first)
+            }
+            for row, recipe, scheme in ordered:
                 found = row.numbers[index]
                 assert found.value is not None
-                series[row.execution].add(row.label, found.value.value, found.value, text=row.bits, path=found.paths[0])
-            order = list(dict.fromkeys(row.label for row in sorted(shown, key=_by_bits)))
+                text = row.bits if row.execution == "float" else f"{row.bits} {row.execution}"
+                series[recipe].add(scheme, found.value.value, found.value, text=text, path=found.paths[0])
+            order = list(dict.fromkeys(scheme for _, _, scheme in ordered))
             log = "y" if column.reduction == "exp" and positive(v for one in series.values() for v in one.y) else ""
             keys = (f"{column.heading} — {column.question}", arm, board.models[model].title)
             choices.append(
@@ -92,8 +100,23 @@ def sweep(board: Board, rows: Sequence[Row]) -> Figure:
         "Quality by bit width",
         ("metric", "arm", "weights"),
         choices,
-        "Bars are 95 % intervals; the line is the float model, the band around it its interval.",
+        "Bars are 95 % intervals; the line is the float model, the band around it its interval. Shapes are recipes.",
     )
+
+
+def recipe_and_scheme(label: str) -> tuple[str, str]:
+    """`quarot:w4a4(weights=gptq)` is the recipe `quarot(weights=gptq)` at `w4a4`; a recipe alone stands by itself."""
+    spec = Spec.parse(label)
+    recipe, colon, scheme = spec.name.rpartition(":")
+    if not colon:
+        return _ROUNDED if is_scheme(scheme) else label, label
+    of_scheme = {key: value for key, value in spec.settings.items() if key in DEFAULTS}
+    rest = {key: value for key, value in spec.settings.items() if key not in DEFAULTS}
+    return str(Spec(recipe, rest)), str(Spec(scheme, of_scheme))
+
+
+def _plain_first(recipe: str) -> tuple[bool, str]:
+    return recipe != _ROUNDED, recipe
 
 
 def _by_bits(row: Row) -> tuple[Any, ...]:

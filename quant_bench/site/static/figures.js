@@ -9,8 +9,9 @@
     light: ["#0072b2", "#d55e00", "#00795a", "#a8518a", "#9a6b00", "#2f7fb0"],
     dark: ["#6db8ec", "#f0883e", "#3fc79a", "#e39bc6", "#e8b84a", "#9bd0f5"],
   };
-  const SHAPES = ["circle", "diamond-open", "square", "triangle-up-open", "x", "cross"];
-  const SIZES = [8, 14, 9, 13, 10, 11];
+  // one shape more than colours: no two of 42 series have both in common
+  const SHAPES = ["circle", "diamond-open", "square", "triangle-up-open", "x", "cross", "star-triangle-down-open"];
+  const SIZES = [8, 14, 9, 13, 10, 11, 13];
 
   // the plotting library reads tags and entities in every text
   const escaped = (value) => {
