@@ -27,7 +27,7 @@ class Progressor:
 
     def __init__(self, cells: int) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -65,7 +65,7 @@ class Progressor:
 @contextmanager
 def bytes_bar(description: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar for a download; yields what to call with the number of bytes that came."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     hidden = not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
         task = progress.add_task(description, completed=done, total=total)

@@ -111,9 +111,10 @@ class SampleStore:
             return None
         try:
             table = pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
+            notes = table.schema.metadata or {}
+            convention = notes[_CONVENTION].decode() if _CONVENTION in notes else None
+            return Samples(table.to_pandas(), notes.get(_DATA, b"").decode(), notes.get(_PROBED) == b"1", convention)
+        # the last three: damage inside of texts, and of what pandas notes of the columns
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
             log.warning("%s cannot be read, as if it were not there: %s", path, error)
             return None
-        notes = table.schema.metadata or {}
-        convention = notes[_CONVENTION].decode() if _CONVENTION in notes else None
-        return Samples(table.to_pandas(), notes.get(_DATA, b"").decode(), notes.get(_PROBED) == b"1", convention)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
@@ -19,10 +21,12 @@ from quant_bench.cli import main
 from quant_bench.record import Cell, Record
 from quant_bench.report import long_frame
 from quant_bench.report.compare import Comparison, compare
+from quant_bench.report.paired import Columns
 from quant_bench.samples import Samples, SampleStore, key_of
 from quant_bench.score import Delta, Metric, Score
 from quant_bench.site.filled import made_board
 from quant_bench.site.pairs import paired_rows
+from quant_bench.statistics import delta_of
 
 DIGEST, OTHER = "a" * 64, "b" * 64
 W8, W4 = "rtn", "rtn(activation_bits=4,weight_bits=4)"
@@ -103,13 +107,78 @@ def test_the_site_has_the_digits_of_the_comparison_for_any_two_rows(store: Sampl
     assert {len(pairs) for pairs in paired_rows(board, store)} == {1}
 
 
-def test_rows_of_several_seeds_differ_by_students_interval_over_the_seeds() -> None:
+@pytest.mark.parametrize("other", ["none", W4])
+def test_b_minus_a_is_a_minus_b_with_its_sign_turned_in_the_terminal_and_on_the_site(
+    store: SampleStore, other: str
+) -> None:
+    for seed in (5, 6):
+        frames = {W8: answers(1), other: answers(seed)}
+        made = [kept(store, record(name, scores_of(frame)), frame) for name, frame in frames.items()]
+        there, back = (
+            by_metric(compare(made, *names, by="quantizer", store=store)) for names in ((W8, other), (other, W8))
+        )
+        assert {name: (row["low"], row["high"]) for name, row in there.items()} == {
+            name: (-row["high"], -row["low"]) for name, row in back.items()
+        }
+        board = made_board(long_frame(made), made)
+        quantizers = {row.key: row.quantizer for row in board.rows}
+        for column, pairs in zip(board.columns, paired_rows(board, store), strict=True):
+            (((first, _), one),) = pairs.items()
+            row = (there if quantizers[first] == W8 else back)[column.metric]
+            assert one == (row["difference"], row["low"], row["high"], 1)
+        if other == "none":
+            # as the record would have it
+            ends = delta_of(Columns(ACC, "acc", None), *frames.values(), 0, "none").ci95
+            assert (there["acc"]["low"], there["acc"]["high"]) == ends
+
+
+def test_rows_whose_common_arm_has_two_versions_are_not_subtracted(store: SampleStore) -> None:
+    versions = {"quantizer": 1, "task": 1, "quant_bench": "0.1.0"}
+    for several in (False, True):
+        made = [
+            kept(store, replace(one, cell=replace(one.cell, seed=seed)), answers(index))
+            for index, name in ((1, W8), (2, W4))
+            for seed in range(1 + several)
+            for one in [record(name, scores_of(answers(index)), versions=versions | {"arm": index})]
+        ]
+        assert compare(made, W8, W4, by="quantizer", store=store).frame.empty
+        board = made_board(long_frame(made), made)
+        assert [len(pairs) for pairs in paired_rows(board, store)] == [0] * len(board.columns)
+
+
+def test_answers_in_another_order_are_paired_by_item_on_the_site_too(store: SampleStore) -> None:
+    frames = {W8: answers(1), W4: answers(2).iloc[::-1]}
+    made = [kept(store, record(name, scores_of(frame)), frame) for name, frame in frames.items()]
+    board = made_board(long_frame(made), made)
+    expected = by_metric(compare(made, W8, W4, by="quantizer", store=store))
+    for column, pairs in zip(board.columns, paired_rows(board, store), strict=True):
+        (one,) = pairs.values()
+        row = expected[column.metric]
+        assert sorted(map(abs, one[1:3])) == sorted(map(abs, (row["low"], row["high"])))
+
+
+def test_questions_from_elsewhere_are_shown_as_they_are_while_pairs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    made = [record(name, {ACC: 0.5}, convention="x[/b] \x1b]0;title\x07") for name in (W8, W4)]
+    assert len(paired_rows(made_board(long_frame(made), made), None)) == 1
+    assert "x[/b]" in terminal.getvalue()
+    assert "\x1b]" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("metric", [ACC, PEAK])
+def test_rows_of_several_seeds_differ_by_students_interval_over_the_seeds(metric: Metric) -> None:
     values = {"none": (0.5, 0.6, 0.4), W8: (0.45, 0.5, 0.41), W4: (0.2, 0.25, 0.3)}
     made = [
         replace(one, cell=replace(one.cell, seed=seed))
         for name, numbers in values.items()
         for seed, value in enumerate(numbers)
-        for one in [record(name, {ACC: value})]
+        for one in [record(name, {metric: value})]
     ]
     board = made_board(long_frame(made), made)
     (pairs,) = paired_rows(board, None)
@@ -178,6 +247,29 @@ def test_answers_that_are_not_the_record_s_give_no_interval(wrong: str, store: S
     found = compare(pair, W8, W4, by="quantizer", store=store)
     assert found.frame["low"].isna().all()
     assert len(found.notes) == 1
+
+
+def test_an_item_that_stands_twice_or_a_weight_without_end_gives_no_interval(store: SampleStore) -> None:
+    twice = [pd.concat([answers(i), answers(i).iloc[:1].assign(acc=np.nan, nll=np.nan)]) for i in (1, 2)]
+    endless = [answers(i)[["item"]].assign(value=1.0, weight=np.inf) for i in (1, 2)]
+    for frames, metric, value in ((twice, ACC, answers(1)["acc"].mean()), (endless, replace(ACC, name="other"), 0.0)):
+        cells = [
+            kept(store, record(name, {metric: value}), frame) for name, frame in zip((W8, W4), frames, strict=True)
+        ]
+        found = compare(cells, W8, W4, by="quantizer", store=store)
+        assert found.frame["low"].isna().all()
+        assert "no column of the answers" in found.notes[0]
+
+
+@pytest.mark.parametrize("damage", [b"{", b'{"columns": [{"name": "acc"}]}', b"[]"])
+def test_a_file_of_answers_that_is_damaged_anywhere_is_as_if_it_were_not_there(
+    damage: bytes, store: SampleStore, pair: list[Record]
+) -> None:
+    path = next(store.folder.glob("*.parquet"))
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata(table.schema.metadata | {b"pandas": damage}), path)
+    found = compare(pair, W8, W4, by="quantizer", store=store)
+    assert "the cache does not have the answers of both" in found.notes[0]
 
 
 def test_two_columns_that_give_the_same_numbers_give_no_interval(store: SampleStore) -> None:
@@ -287,6 +379,17 @@ def test_the_command_compares_two_quantizers_by_their_short_names(results: Path)
     assert "right in" in found.stdout
     assert "4 of" in found.stdout
     assert found.stderr == ""
+
+
+def test_the_site_s_command_says_how_many_pairs_the_answers_gave(
+    results: Path, tmp_path: Path, store: SampleStore
+) -> None:
+    command = ["site", "--results", str(results), "--out", str(tmp_path / "site")]
+    found = CliRunner().invoke(main, [*command, "--pairs"])
+    assert (found.exit_code, found.stderr) == (0, f"2 paired intervals from the answers in {store.folder}\n")
+    shutil.rmtree(store.folder)
+    assert CliRunner().invoke(main, [*command, "--pairs"]).stderr.startswith("0 paired intervals")
+    assert CliRunner().invoke(main, command).stderr == ""
 
 
 def test_flips_and_layers_are_tables_for_programs_too(results: Path) -> None:

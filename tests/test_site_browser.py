@@ -147,6 +147,7 @@ def test_numbers_are_written_as_the_command_line_writes_them(site: Path, visit: 
         for sign in (1, -1)
     ]
     values += [2.0**power for power in range(-30, 40)] + [1 / 3, 2 / 3, 0.12345, 1.0005, 9.9995, 99.995, 999.995]
+    values += [1.005e9, 1.015e9, -3.265e10, 9.425e16]
     page = visit(site / "index.html")
     shown = page.evaluate("values => values.map(value => [quantBench.number(value), quantBench.signed(value)])", values)
     assert shown == [[number(value), signed(value)] for value in values]
@@ -309,6 +310,36 @@ def test_a_stored_difference_to_another_cell_than_there_is_now_gets_no_interval(
     assert row.locator(".difference").inner_text() == "-0.1000"
     assert row.locator(".ends").inner_text() == "–"
     assert "measure both again" in row.inner_text()
+
+
+def test_a_comparison_goes_by_the_seeds_of_the_two_numbers(tmp_path: Path, visit: Visit) -> None:
+    w4, delta = "rtn(activation_bits=4,weight_bits=4)", Delta(-0.1, (-0.2, -0.05), "none")
+    # a record of one seed has no difference, and one row has a seed in one task only
+    of_seeds = [made("none", 0.5), made("none", 0.6, seed=1), made("rtn", 0.4, delta=delta), made("rtn", 0.45, seed=1)]
+    once = [made("none", 0.5, task="arc_easy"), made(w4, 0.4, task="arc_easy", delta=delta), made(w4, 0.4, delta=delta)]
+    for one in of_seeds + once:
+        one.write(tmp_path / "results")
+    compared = write_site(tmp_path / "results", tmp_path / "site").index.with_name("compare.html")
+    page = visit(compared)
+
+    def rows(first: str) -> list[list[str]]:
+        page.select_option("#first", label=f"{first} · simulated · softmax")
+        page.select_option("#second", label="none · float · softmax")
+        script = "rows => rows.map(row => [...row.cells].slice(3).map(cell => cell.innerText))"
+        return page.eval_on_selector_all("tbody tr:not(.between)", script)
+
+    spread = spread_of([0.4 - 0.5, 0.45 - 0.6])
+    over_seeds = [signed(spread.mean), between(*spread.ci95, signed), "paired, 95 % over 2 seeds"]
+    assert rows("w8a8")[0] == over_seeds
+    of_items = ["-0.1000", between(*delta.ci95, signed), "paired, 95 % over items"]
+    assert sorted(rows("w4a4")) == sorted([of_items, ["-0.1500", "–", "other seeds: no paired interval"]])
+    # what the address names is not always there
+    said = page.inner_text("#status")
+    address = page.evaluate("location.hash")
+    assert visit(compared, address).inner_text("#status") == said
+    assert (
+        visit(compared, address[:-1] + "x").inner_text("#status").startswith("The address names a row that is not here")
+    )
 
 
 def test_rows_of_other_weights_are_shown_and_not_subtracted(tmp_path: Path, visit: Visit) -> None:

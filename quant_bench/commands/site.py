@@ -23,9 +23,12 @@ def site(out: Path, pairs: bool, results: Path) -> None:
     code is 1. Records hold no answers to single items, so the paired interval of any two rows is known only on the
     machine that measured them: --pairs computes it, in seconds to minutes.
     """
-    written = write_site(results, out, SampleStore(cache_folder()) if pairs else None)
+    answers = SampleStore(cache_folder()) if pairs else None
+    written = write_site(results, out, answers)
     for problem in written.problems:
         click.echo(f"not a record: {visible(str(problem))}", err=True)
+    if answers is not None:
+        click.echo(f"{written.over_items:,} paired intervals from the answers in {answers.folder}", err=True)
     click.echo(f"{written.pages} pages and {written.records} records: {written.index}")
     if written.problems:
         sys.exit(1)

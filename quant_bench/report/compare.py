@@ -12,7 +12,7 @@ from quant_bench.cell import BASELINE_ARM, Cell
 from quant_bench.record import Record
 from quant_bench.report.commands import command_for, command_for_cell
 from quant_bench.report.frame import GROUP, asked
-from quant_bench.report.paired import FLIPS, Pair, pair_of
+from quant_bench.report.paired import FLIPS, Columns, Pair, drawn_by, pair_of
 from quant_bench.report.pairing import OF_A_MODEL, By, apart, counterpart, named
 from quant_bench.samples import SampleStore
 from quant_bench.schemes import label
@@ -177,8 +177,7 @@ class _Found:
             if stored is not None:
                 row |= _interval(stored, sign) | {"interval": "record"}
             elif columns is not None and isinstance(pair, Pair):
-                delta = pair.delta(columns, ours.cell.seed, self.names[1])
-                row |= _interval(delta, 1.0) | {"interval": "samples"}
+                row |= _drawn(pair, columns, ours.cell, theirs.cell) | {"interval": "samples"}
             else:
                 unknown |= score.metric.reduction != "none"
             if columns is not None and isinstance(pair, Pair):
@@ -245,6 +244,13 @@ def _meaning(score: Score, other: Score) -> dict[str, Any]:
 def _interval(delta: Delta, sign: float) -> dict[str, float | None]:
     low, high = sorted(sign * end for end in delta.ci95) if delta.ci95 else (None, None)
     return {"low": low, "high": high, "p_value": delta.p_value}
+
+
+def _drawn(pair: Pair, columns: Columns, ours: Cell, theirs: Cell) -> dict[str, float | None]:
+    """The interval from the answers, whose ends only change place and sign where the two cells change place."""
+    if drawn_by(ours) < drawn_by(theirs):
+        return _interval(pair.delta(columns, ours.seed, theirs.quantizer), 1.0)
+    return _interval(Pair(pair.second, pair.first).delta(columns, ours.seed, ours.quantizer), -1.0)
 
 
 def _with_spread(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from quant_bench.cell import BASELINE_ARM, Cell
 from quant_bench.record import Record
 from quant_bench.samples import Samples, SampleStore, key_of
 from quant_bench.score import Delta, Metric, Score
@@ -63,7 +64,8 @@ class Pair:
 
     def _same(self, columns: Columns) -> bool:
         sides = [frame.loc[_usable(*_values(frame, columns)), "item"] for frame in (self.first, self.second)]
-        return all(side.is_unique for side in sides) and set(sides[0]) == set(sides[1])
+        unique = all(frame["item"].is_unique for frame in (self.first, self.second))
+        return unique and set(sides[0]) == set(sides[1])
 
     def _alike(self, columns: Columns, other: Columns) -> bool:
         return all(
@@ -90,6 +92,15 @@ class Pair:
         for side in ("first", "second"):
             made[f"{side}_answer"] = _texts(both, _ANSWERS, side)
         return made[made["first"] != made["second"]].reset_index(drop=True)
+
+
+def drawn_by(cell: Cell) -> tuple[Any, ...]:
+    """Of two cells, the one with the smaller key is that from which the other is subtracted when resamples are drawn.
+
+    Draws of few different items depend on which cell stands first. In one order for both, B minus A has the interval of
+    A minus B with its sign turned. What records are compared with comes last, as in records.
+    """
+    return cell.model, cell.arm == BASELINE_ARM, cell.arm, cell.quantizer == "none", cell.quantizer
 
 
 def pair_of(first: Record, second: Record, store: SampleStore) -> Pair | str:
@@ -145,7 +156,7 @@ def _follows(score: Score, frame: pd.DataFrame, columns: Columns) -> bool:
     value, weight = _values(frame, columns)
     usable = _usable(value, weight)
     total = weight[usable].sum()
-    if usable.sum() != score.n or total <= 0:
+    if usable.sum() != score.n or not 0 < total < math.inf:
         return False
     mean = value[usable].sum() / total
     if score.metric.reduction == "exp":

@@ -7,8 +7,9 @@ from typing import Any, Final
 from quant_bench.errors import DataError
 from quant_bench.progress import Progressor
 from quant_bench.record import Record
-from quant_bench.report.paired import Columns, Pair, answers
+from quant_bench.report.paired import Columns, Pair, answers, drawn_by
 from quant_bench.report.rows import Together, parted
+from quant_bench.report.text import visible
 from quant_bench.samples import Samples, SampleStore
 from quant_bench.score import Score
 from quant_bench.site.board import Board, Row
@@ -33,15 +34,15 @@ def paired_rows(board: Board, store: SampleStore | None) -> list[dict[Keys, Toge
     found: list[dict[Keys, Together]] = []
     with Progressor(len(board.columns)) as progress:
         for index, column in enumerate(board.columns):
-            progress.cell(column.question)
+            progress.cell(visible(column.question))
             pairs: dict[Keys, Together] = {}
             measured = [_Measured(board, row, index) for row in board.rows if _has_value(row, index)]
             for rows in parted(measured, lambda one: (one.row.model, one.n, one.seeds)).values():
-                if column.reduction == "none" or len(rows) > _MOST_ROWS:
+                if len(rows) > _MOST_ROWS:
                     continue
                 if len(rows[0].seeds) > 1:
                     pairs |= _over_seeds(rows)
-                elif store is not None:
+                elif store is not None and column.reduction != "none":
                     pairs |= _over_items(rows, store)
             found.append(pairs)
             progress.advance()
@@ -53,7 +54,7 @@ def _has_value(row: Row, index: int) -> bool:
 
 
 class _Measured:
-    """A row in one column, with the records and scores of its number, by seed."""
+    """A row in one column, with the record of its first seed and the scores of all."""
 
     def __init__(self, board: Board, row: Row, index: int) -> None:
         number, column = row.numbers[index], board.columns[index]
@@ -62,23 +63,33 @@ class _Measured:
         records = [board.records[path] for path in number.paths[: number.value.seeds]]
         by_seed = {record.cell.seed: (record, _score(record, column.metric)) for record in records}
         self.row, self.n, self.seeds = row, number.n, tuple(sorted(by_seed))
-        self.scores: list[tuple[Record, Score]] = [by_seed[seed] for seed in self.seeds]
+        self.record = by_seed[self.seeds[0]][0]
+        self.scores: list[Score] = [by_seed[seed][1] for seed in self.seeds]
 
 
 def _score(record: Record, metric: str) -> Score:
     return next(score for score in record.scores if score.metric.name == metric)
 
 
+def _couples(rows: list[_Measured]) -> Iterator[tuple[_Measured, _Measured]]:
+    """Any two rows that `compare` would take, in its order of draws: what both have in common is of one version."""
+    for first, second in combinations(sorted(rows, key=lambda one: drawn_by(one.record.cell)), 2):
+        ours, theirs = first.record, second.record
+        common = [kind for kind in ("arm", "quantizer") if getattr(ours.cell, kind) == getattr(theirs.cell, kind)]
+        if all(ours.versions[kind] == theirs.versions[kind] for kind in common):
+            yield first, second
+
+
 def _over_seeds(rows: list[_Measured]) -> Iterator[tuple[Keys, Together]]:
-    for first, second in combinations(rows, 2):
-        differences = [a.value - b.value for (_, a), (_, b) in zip(first.scores, second.scores, strict=True)]
+    for first, second in _couples(rows):
+        differences = [a.value - b.value for a, b in zip(first.scores, second.scores, strict=True)]
         spread = spread_of(differences)
         low, high = spread.ci95 or (None, None)
         yield (first.row.key, second.row.key), Together(spread.mean, low, high, spread.n)
 
 
 def _over_items(rows: list[_Measured], store: SampleStore) -> Iterator[tuple[Keys, Together]]:
-    held: dict[str, Samples | None] = {one.row.key: answers(one.scores[0][0], store) for one in rows}
+    held: dict[str, Samples | None] = {one.row.key: answers(one.record, store) for one in rows}
     drawn: dict[tuple[str, Columns], Resampled] = {}
 
     def resampled(one: _Measured, columns: Columns, samples: Samples) -> Resampled:
@@ -87,19 +98,21 @@ def _over_items(rows: list[_Measured], store: SampleStore) -> Iterator[tuple[Key
             drawn[key] = Resampled(columns, samples.frame, one.seeds[0])
         return drawn[key]
 
-    for first, second in combinations(rows, 2):
+    for first, second in _couples(rows):
         ours, theirs = held[first.row.key], held[second.row.key]
         if ours is None or theirs is None or not ours.same_items(theirs):
             continue
-        columns = Pair(ours.frame, theirs.frame).columns(first.scores[0][1], second.scores[0][1])
+        pair, scores = Pair(ours.frame, theirs.frame), (first.scores[0], second.scores[0])
+        columns = pair.columns(*scores)
         if columns is None:
             continue
         try:
             delta = resampled(first, columns, ours).minus(resampled(second, columns, theirs), second.row.label)
         except DataError:
-            continue
+            # the same items in another order
+            delta = pair.delta(columns, first.seeds[0], second.row.label)
         if delta.ci95 is not None:
-            yield (first.row.key, second.row.key), Together(delta.value, *delta.ci95, 1)
+            yield (first.row.key, second.row.key), Together(scores[0].value - scores[1].value, *delta.ci95, 1)
 
 
 def pairs_data(found: list[dict[Keys, Together]]) -> list[dict[str, Any]]:

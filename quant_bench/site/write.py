@@ -30,11 +30,15 @@ _FOLDERS: Final = ("assets", "records", "models", "arms")
 
 @dataclass(frozen=True)
 class Written:
-    """The page to open, how many pages and records there are, and files under the results that are no records."""
+    """The page to open, and how many pages, records and paired intervals over items from a cache there are.
+
+    `problems` are files under the results that are no records.
+    """
 
     index: Path
     pages: int
     records: int
+    over_items: int
     problems: tuple[RecordError, ...]
 
 
@@ -54,7 +58,8 @@ def write_site(results: Path, out: Path, answers: SampleStore | None = None) -> 
     board = made_board(long_frame(store.records), store.records)
     environment = _environment()
     made = [(page, _page(environment, page)) for page in pages(board)]
-    pairs = pairs_data(paired_rows(board, answers))
+    pairs = paired_rows(board, answers)
+    over_items = sum(pair.seeds == 1 for found in pairs for pair in found.values())
     # nothing of an earlier site is lost before all pages are made
     for folder in _FOLDERS:
         if (out / folder).exists():
@@ -64,14 +69,14 @@ def write_site(results: Path, out: Path, answers: SampleStore | None = None) -> 
     _write(out / _MARK, json.dumps(mark, indent=1) + "\n")
     # some hosts leave out names that start with an underscore unless they are told not to
     _write(out / ".nojekyll", "")
-    _assets(out, board, pairs)
+    _assets(out, board, pairs_data(pairs))
     for page, text in made:
         _write(out / page.path, text)
     for path in board.records:
         place = out / "records" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(results / path, place)
-    return Written(out / "index.html", len(made), len(board.records), store.problems)
+    return Written(out / "index.html", len(made), len(board.records), over_items, store.problems)
 
 
 def _check(results: Path, out: Path) -> None:

@@ -34,15 +34,16 @@
     if (a.model !== b.model) return [null, null, null, "not compared: other weights or precision"];
     const plain = x.v[0] - y.v[0];
     if (x.n !== y.n) return [null, null, null, "not compared: other item counts"];
-    if (!sameSeeds(a, b)) return [plain, null, null, "other seeds: no paired interval"];
-    // a record's own difference first; then what the site was given of any two rows
-    const found = stored(a, b, x) || reversed(stored(b, a, y)) || paired(a, b, column) || reversed(paired(b, a, column));
-    if (!found) return [plain, null, null, "no paired interval is known here"];
-    if (!agrees(found[0], plain, x.v[0], y.v[0]) || found[3] !== x.v[3]) {
-      return [plain, null, null, "the stored difference is one to another cell: measure both again"];
+    // a record's own difference first, then what the site was given of any two rows; one of fewer seeds is another one
+    const known = [stored(a, b, x), reversed(stored(b, a, y)), paired(a, b, column), reversed(paired(b, a, column))];
+    const found = known.find((one) => one && one[3] === x.v[3] && one[3] === y.v[3]);
+    if (found && agrees(found[0], plain, x.v[0], y.v[0])) {
+      if (found[1] === null) return [plain, null, null, "the records have this difference without an interval"];
+      return [found[0], found[1], found[2], found[3] > 1 ? `paired, 95 % over ${found[3]} seeds` : "paired, 95 % over items"];
     }
-    if (found[1] === null) return [plain, null, null, "the records have this difference without an interval"];
-    return [found[0], found[1], found[2], found[3] > 1 ? `paired, 95 % over ${found[3]} seeds` : "paired, 95 % over items"];
+    // seeds of a row are those of all its numbers
+    if (x.v[3] !== y.v[3] || !sameSeeds(a, b)) return [plain, null, null, "other seeds: no paired interval"];
+    return [plain, null, null, found ? "the stored difference is one to another cell: measure both again" : "no paired interval is known here"];
   };
 
   const draw = () => {
@@ -84,6 +85,7 @@
     const other = board.rows.find((row) => row !== first && row.model === first.model) || first;
     $("first").value = byKey.has(a) ? a : other.key;
     draw();
+    if ([a, b].some((key) => key !== null && !byKey.has(key))) $("status").prepend("The address names a row that is not here. ");
   };
   fill($("first"));
   fill($("second"));

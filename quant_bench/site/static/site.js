@@ -18,7 +18,7 @@
   site.recordLink = (path) => site.root + "records/" + path.split("/").map(encodeURIComponent).join("/");
 
   // --- numbers: four significant digits or so, the same text as quant_bench.report.text.number
-  // toFixed rounds what lies exactly in the middle up; Python rounds it to the even digit
+  // toFixed and toExponential round what lies exactly in the middle up; Python rounds it to the even digit
   const fixed = (value, digits) => {
     const shown = value.toFixed(digits);
     const exact = Math.abs(value).toFixed(Math.min(100, digits + 70));
@@ -27,11 +27,15 @@
     const down = exact.slice(0, cut).replace(/\.$/, "");
     return Number(down.at(-1)) % 2 === 0 ? (value < 0 ? "-" : "") + down : shown;
   };
+  const exponential = (value) => {
+    const [, down, rest, power] = value.toExponential(60).match(/^(-?\d\.\d\d)(\d*)(e.*)$/);
+    return /^50*$/.test(rest) && Number(down.at(-1)) % 2 === 0 ? down + power : value.toExponential(2);
+  };
   const grouped = (text) => text.replace(/\B(?=(\d{3})+(?!\d))/g, ",");
   site.number = (value) => {
     const size = Math.abs(value);
     if (Number.isInteger(value) && size < 1e9) return grouped(String(value === 0 ? 0 : value));
-    if (size >= 1e7 || size < 1e-3) return value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2");
+    if (size >= 1e7 || size < 1e-3) return exponential(value).replace(/e([+-])(\d)$/, "e$10$2");
     if (size >= 1000) return grouped(fixed(value, 0));
     return fixed(value, size >= 10 ? 2 : size >= 1 ? 3 : 4);
   };
