@@ -392,6 +392,16 @@ def test_the_site_s_command_says_how_many_pairs_the_answers_gave(
     assert CliRunner().invoke(main, command).stderr == ""
 
 
+def test_publishing_a_folder_keeps_the_pairs_that_were_asked_for(results: Path, tmp_path: Path) -> None:
+    out, site = tmp_path / "public", tmp_path / "site"
+    for command in (["publish", "--to", out], ["site", "--out", site]):
+        found = CliRunner().invoke(main, [*map(str, command), "--results", str(results), "--pairs"])
+        assert found.exit_code == 0, found.output
+    assert (out / "assets/pairs.js").read_bytes() == (site / "assets/pairs.js").read_bytes()
+    refused = CliRunner().invoke(main, ["publish", "--to", "hub:org/data", "--pairs", "--results", str(results)])
+    assert refused.exit_code == 2
+
+
 def test_flips_and_layers_are_tables_for_programs_too(results: Path) -> None:
     printed = json.loads(call("w8a8", "w4a4", "--flips", 1, "--format", "json", "--results", results).stdout)
     first, second = answers(1)["acc"], answers(2)["acc"]

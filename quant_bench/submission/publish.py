@@ -11,6 +11,7 @@ from typing import Any, Final
 from quant_bench import __version__, report
 from quant_bench.errors import Blocked, RecordError, SpecError
 from quant_bench.hub_access import hub_answers
+from quant_bench.samples import SampleStore
 from quant_bench.site import write_site
 from quant_bench.submission.check import Tree
 
@@ -68,10 +69,15 @@ def write_tree(results: Path, out: Path) -> Tree:
     return tree
 
 
-def publish_folder(results: Path, target: Path) -> int:
+def publish_folder(results: Path, target: Path, answers: SampleStore | None = None) -> int:
     """Publish with the site into a folder, as a whole or not at all, and return the number of records.
 
     A folder that was published before is replaced; what else lies in it (`.git`, `CNAME`) is kept.
+
+    Args:
+        results: folder of the records.
+        target: the folder.
+        answers: as in `write_site`: for paired intervals of any two rows.
 
     Raises:
         RecordError: the target holds something and was not published before, or it has a record that would be lost, or
@@ -87,7 +93,7 @@ def publish_folder(results: Path, target: Path) -> int:
     # beside the target, so that a rename can put it there
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as work:
         made, old = Path(work) / "new", Path(work) / "old"
-        write_site(results, made)
+        write_site(results, made, answers)
         tree = write_tree(results, made)
         known = (path.relative_to(target / RECORDS).as_posix() for path in (target / RECORDS).rglob("*.json"))
         _refuse_loss(known, tree, str(target))
