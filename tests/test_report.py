@@ -233,6 +233,19 @@ def test_several_tasks_have_an_overview_with_one_column_each() -> None:
     assert "| w8a8 | simulated | 0.5000 | 0.5000 |" in overview
 
 
+def test_a_row_with_many_poor_answers_does_not_lead_the_overview() -> None:
+    values = {"none": 0.9, "rtn": 0.8, "gptq": 0.7, "rtn(activation_bits=4,weight_bits=4)": 0.1}
+    cells = [record(spec, [score(value)]) for spec, value in values.items()]
+    # two further questions, one of which the last of the first was asked with nobody ahead of it but the float model
+    cells += [record(spec, [score(values[spec])], task="lambada") for spec in ("none", *list(values)[2:])]
+    cells += [record(spec, [score(1.0)], task="parity") for spec in list(values)[2:]]
+    overview = report.rendered(report.long_frame(cells), "markdown").partition("### Overview")[2].partition("###")[0]
+    lines = [
+        line.split(" | ")[0] for line in overview.splitlines() if " | simulated | " in line or " | float | " in line
+    ]
+    assert lines == ["| none", "| w8a8", "| gptq", "| w4a4"]
+
+
 def test_a_note_on_the_model_is_shown() -> None:
     noted = record("none", [score(0.5)], identity={"note": "dequantized from a Q4_1 GGUF file"})
     for how in ("table", "markdown", "csv", "json"):

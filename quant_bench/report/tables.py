@@ -25,7 +25,7 @@ LEGEND: Final = (
     "items with its 95 % interval.",
     "# is the rank by the table's first metric that is a mean of items and has a better direction. Tables of other "
     "conventions, item counts, weights or versions are never ranked together. An overview stands in the order of the "
-    "mean of these ranks, behind the float model.",
+    "share of a column's other rows that a row is ahead of, averaged over its columns; the float model comes first.",
     f"{UNINFORMATIVE} uninformative: the float model is at chance, so nothing is ranked.",
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
     f"{UNRANKED} not ranked: measured by an older version of the plugin, over another number of items, or in another "
@@ -199,34 +199,42 @@ def _overview(groups: list[list[Row]]) -> Table:
     several = _several(row for group in groups for row in group)
     headings = ["quantizer", "execution", *several]
     shown: dict[tuple[Any, ...], list[Row]] = {}
-    columns: list[dict[tuple[Any, ...], tuple[Entry, float | None]]] = []
+    columns: list[dict[tuple[Any, ...], Entry]] = []
+    # of each column the share of its other ranked rows that a row is ahead of: ranks of 8 rows and of 50 have no mean
+    ahead: dict[tuple[Any, ...], list[float]] = {}
     for group in groups:
         metric = headline_of(group) or next((row["metric"] for row in scored(group)), None)
         headings.append(f"{group[0]['task'].partition('(')[0]}: {metric or 'state'} {footnotes.mark(question(group))}")
-        column: dict[tuple[Any, ...], tuple[Entry, float | None]] = {}
+        column: dict[tuple[Any, ...], Entry] = {}
+        ranks: dict[tuple[Any, ...], float] = {}
         keyed = parted(group, lambda row: (row["arm"], row["quantizer"], row["execution"]))
         seeds = max(map(_seeds, keyed.values()))
         for key, scores in keyed.items():
             shown.setdefault(key, []).extend(scores)
             measured = by_metric([row for row in scores if row["state"] == "measured"])
             if not measured:
-                column[key] = Entry((_state(scores[0], footnotes),)), None
+                column[key] = Entry((_state(scores[0], footnotes),))
             elif metric in measured:
                 first = lines(measured[metric], seeds)[0]
                 # the interval of the value itself stands in the group's own table
-                column[key] = Entry((first, *differences(measured[metric]))), measured[metric]["rank"]
+                column[key] = Entry((first, *differences(measured[metric])))
+                if measured[metric]["rank"] is not None:
+                    ranks[key] = measured[metric]["rank"]
         columns.append(column)
+        # where all are equal nobody is ahead of anybody
+        for key, rank in ranks.items() if len(set(ranks.values())) > 1 else ():
+            ahead.setdefault(key, []).append((len(ranks) - rank) / (len(ranks) - 1))
 
     def place(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        ranks = [rank for column in columns if key in column and (rank := column[key][1]) is not None]
-        mean = sum(ranks) / len(ranks) if ranks else float("inf")
+        shares = ahead.get(key, [])
+        mean = sum(shares) / len(shares) if shares else -1.0
         first = shown[key][0]
-        return first["execution"] != "float", -len(ranks), mean, first["label"], first["arm"] != BASELINE_ARM, *key
+        return first["execution"] != "float", -mean, -len(shares), first["label"], first["arm"] != BASELINE_ARM, *key
 
     rows = []
     places = {key: place(key) for key in shown}
     for key in _in_blocks(places, lambda key: _block(shown[key][0], several)[1:]):
         lead = [shown[key][0]["label"], shown[key][0]["execution"], *_told_apart(shown[key], several)]
-        found = (column.get(key, (Entry(("–",)), None))[0] for column in columns)
+        found = (column.get(key, Entry(("–",))) for column in columns)
         rows.append((*(Entry((text,)) for text in lead), *found))
     return Table("Overview", tuple(headings), tuple(rows), footnotes.texts, 2 + len(several))
