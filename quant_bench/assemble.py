@@ -1,6 +1,7 @@
 """From what a task found to what a record holds."""
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +9,14 @@ from quant_bench import registry
 from quant_bench.cell import BASELINE_ARM
 from quant_bench.environment import environment, versions
 from quant_bench.identity import ModelIdentity
-from quant_bench.plan import Difference, PlannedCell, RunOptions
+from quant_bench.plan import Difference, PlannedCell, RunOptions, sample_key, twins
 from quant_bench.record import Record, State
-from quant_bench.samples import Samples
+from quant_bench.samples import Samples, SampleStore
 from quant_bench.score import Score
 from quant_bench.statistics import delta_of, score_of
 from quant_bench.task import Evaluation
+
+log = logging.getLogger(__name__)
 
 
 def scores_of(evaluation: Evaluation, references: Mapping[Difference, Samples], seed: int) -> Iterator[Score]:
@@ -74,3 +77,32 @@ def empty_record(
         identity=known,
         environment=environment(options.device),
     )
+
+
+def references_of(
+    planned: PlannedCell,
+    ours: Samples,
+    store: SampleStore,
+    identity: Callable[[PlannedCell], ModelIdentity | None],
+    calibration_sha256: str | None,
+) -> dict[Difference, Samples]:
+    """Samples of the cells that a cell is compared with, where the cache has them and they answer the same items.
+
+    Args:
+        planned: the cell.
+        ours: its own samples.
+        store: of samples.
+        identity: of another cell's model, None where its weights do not exist.
+        calibration_sha256: of what this cell's quantizer saw.
+    """
+    found: dict[Difference, Samples] = {}
+    for difference, twin in twins(planned).items():
+        # what the quantizer saw belongs to a cell: two arms are compared only where both were given the same
+        seen = None if difference == "delta" else calibration_sha256
+        other = identity(twin)
+        reference = None if other is None else store.read(sample_key(twin, other, seen))
+        if reference is not None and ours.same_items(reference):
+            found[difference] = reference
+        elif reference is not None:
+            log.warning("%s: %s answered other items; no difference is given", planned.cell.task, twin.cell)
+    return found

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from quant_bench.assemble import empty_record, scores_of
+from quant_bench.assemble import empty_record, references_of, scores_of
 from quant_bench.cache import cache_folder
 from quant_bench.cell import check_places
 from quant_bench.data import DataSource
@@ -27,7 +27,6 @@ from quant_bench.model import LanguageModel
 from quant_bench.models import quantize_with
 from quant_bench.models.recipe import calibration_of as calibration_of_recipe
 from quant_bench.plan import (
-    Difference,
     PlannedCell,
     RunOptions,
     float_twin,
@@ -35,7 +34,6 @@ from quant_bench.plan import (
     pending_cells,
     planned_cells,
     sample_key,
-    twins,
 )
 from quant_bench.probe import Probe
 from quant_bench.progress import Progressor
@@ -246,16 +244,9 @@ def _measured(
     probed = planned.cell.quantizer == "none" and run.store.probe_path(key).is_file()
     ours = Samples(evaluation.samples, evaluation.data_sha256, probed, evaluation.convention)
     run.store.write(key, ours)
-    references: dict[Difference, Samples] = {}
-    for difference, twin in twins(planned).items():
-        # what the quantizer saw belongs to a cell: two arms are compared only where both were given the same
-        seen = None if difference == "delta" else calibration.sha256
-        other = run.weights.identity(twin)
-        reference = None if other is None else run.store.read(sample_key(twin, other, seen))
-        if reference is not None and ours.same_items(reference):
-            references[difference] = reference
-        elif reference is not None:
-            log.warning("%s: %s answered other items; no difference is given", planned.cell.task, twin.cell)
+    references = references_of(planned, ours, run.store, run.weights.identity, calibration.sha256)
+    if "delta" not in references and evaluation.measures and "none" not in run.options.quantizers:
+        log.warning("%s has no difference to float: the cache has no answers of the quantizer none", planned.cell)
     return empty_record(run.options, planned, identity, "measured", None).with_results(
         scores=list(scores_of(evaluation, references, planned.cell.seed)),
         evaluation=evaluation,

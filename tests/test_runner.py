@@ -94,6 +94,19 @@ def test_every_cell_is_measured_once_and_then_skipped(options: RunOptions) -> No
     assert {path: path.read_bytes() for path in options.results.rglob("*.json")} == before
 
 
+def test_a_cell_without_its_difference_to_float_says_so(options: RunOptions, caplog: pytest.LogCaptureFixture) -> None:
+    alone = replace(options, quantizers=("w8a8",), tasks=TASKS[:1])
+    run_cells(alone)
+    assert "no difference to float: the cache has no answers of the quantizer none" in caplog.text
+    caplog.clear()
+    (_, again) = run_cells(replace(alone, quantizers=("none", "w8a8")))
+    assert again.record is not None
+    assert again.record.scores[0].delta is not None
+    # from the cache
+    run_cells(replace(alone, quantizers=("w4a4",)))
+    assert caplog.text == ""
+
+
 def test_quantizers_that_ask_for_as_many_sequences_share_them(
     options: RunOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
