@@ -1,7 +1,7 @@
 """Shorthands: `w4a4g128-kv8-integer` and `mxfp4` between people and the full settings of a recipe; knows no torch."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -145,17 +145,23 @@ def _scheme(name: str) -> tuple[str, dict[str, Value]]:
 
 
 @lru_cache(4096)
-def label(canonical: str) -> str:
+def label(canonical: str, settings: Collection[str] = ()) -> str:
     """Short name for people: the shorthand that stands for a canonical quantizer, with what it cannot say behind it.
 
     `rtn(activation_bits=4,weight_bits=4)` gives `w4a4`; other recipes keep their name (`gptq:w4a16`). What no shorthand
     says follows in parentheses, and `expand` of the label means the same settings again.
+
+    Args:
+        canonical: as records name it.
+        settings: names of all its settings where they are known: `smoothquant` alone can be a recipe at w8a8, or a
+            quantizer that knows no bits.
     """
     spec = Spec.parse(canonical)
     if spec.name == _FORMAT_RECIPE:
         return _format_label(spec)
     # another kind of quantizer has settings of its own; a recipe is known by what it says of weights or activations
-    if spec.name != "rtn" and not any(key.startswith(("weight_", "activation_")) for key in spec.settings):
+    is_recipe = spec.name == "rtn" or DEFAULTS.keys() <= set(settings)
+    if not is_recipe and not any(key.startswith(("weight_", "activation_")) for key in spec.settings):
         return canonical
     full = dict(DEFAULTS) | dict(spec.settings)
     prefix = "" if spec.name == "rtn" else f"{spec.name}:"

@@ -187,6 +187,9 @@ def test_a_label_says_what_the_scheme_does_not() -> None:
     static = {key: value for key, value in schemes.expand("w8a8-static").settings.items() if not key.endswith("_bits")}
     assert schemes.label(str(Spec("smoothquant", static | {"alpha": 0.8}))) == "smoothquant:w8a8-static(alpha=0.8)"
     assert schemes.label("none") == "none"
+    assert schemes.label("smoothquant", tuple(schemes.DEFAULTS)) == "smoothquant:w8a8"
+    assert schemes.label("smoothquant(alpha=0.8)", ("alpha", *schemes.DEFAULTS)) == "smoothquant:w8a8(alpha=0.8)"
+    assert schemes.label("quanto", ("weights", "activations")) == "quanto"
     assert schemes.label("quanto(weights=qint8)") == "quanto(weights=qint8)"
 
 

@@ -103,8 +103,9 @@ def _rows(record: Record) -> list[tuple[Any, ...]]:
     execution = "float" if quantizer == "none" else "foreign" if said == "float" else said
     model, matched, *question = asked(record)
     covered = (record.coverage or {}).get("mac_share")
+    shown = label(quantizer, tuple(record.settings["quantizer"]))
     shared: tuple[Any, ...] = (model, identity["weights_sha256"], *question)
-    shared += (cell.arm, quantizer, execution, cell.seed, label(quantizer), identity.get("note") or None)
+    shared += (cell.arm, quantizer, execution, cell.seed, shown, identity.get("note") or None)
     shared += ("/".join(cell.parts()),)
     shared += (record.versions["arm"], record.versions["quantizer"], covered, record.state, record.reason)
     if not record.scores:
