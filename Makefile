@@ -84,7 +84,7 @@ RECIPES := none $(INTEGER) $(WEIGHTS) w6a6-integer w2a16 $(INTEGER:%=smoothquant
   $(PRODUCTS) smoothquant:$(PRODUCTS) llm_int8:w8a8-integer $(WEIGHTS:%=hqq:%) hqq:w4a8-integer fp8 mxfp4 nvfp4 mxfp4a16 nvfp4a16 mixed:w4a16 quanto
 results-recipes: $(VENV)/.installed
 	$(BIN)/quant-bench run $(MODEL) $(RECIPES:%=--quantizer '%') $(FEW)
-	$(BIN)/quant-bench run $(MODEL) --quantizer none --task sensitivity
+	$(BIN)/quant-bench run $(MODEL) --quantizer none --task sensitivity --task 'attention(limit=8)'
 	$(BIN)/quant-bench report
 
 # arms, trained here: hours again; each run trains what is not in the cache

@@ -76,24 +76,32 @@ def made_board(frame: pd.DataFrame, records: Iterable[Record]) -> Board:
 def _order(columns: list[Column], rows: list[Row]) -> list[int]:
     """Questions that rank and are informative first, then causes, then checks.
 
-    Of each kind, those of most models come first, then those of the first model, then those of most rows.
+    Of each kind, those of most models come first, then those of the first model. Of a task those of most items come
+    before others, which are a part of them, however many rows these have; then those of most rows.
     """
     answers: Counter[str] = Counter()
+    # of its first metric; others count matrices, or what a filter left
+    items: dict[str, int] = {}
     asked: dict[str, set[int]] = {}
     informative = set()
     for row in rows:
         for index, number in row.numbers.items():
             column = columns[index]
             answers[column.question] += column.headline
+            items.setdefault(column.question, number.n or 0)
             asked.setdefault(column.question, set()).add(row.model)
             if column.headline and ranks(column) and UNINFORMATIVE not in number.marks:
                 informative.add(column.question)
+
+    of_task = {column.question: column.task for column in columns}
+    most = {task: max(items[question] for question in items if of_task[question] == task) for task in of_task.values()}
 
     def place(index: int) -> tuple[Any, ...]:
         column = columns[index]
         kind = 3 if column.task in CHECKS else 2 if column.task in CAUSES else int(column.question not in informative)
         of_models = asked[column.question]
-        return kind, -len(of_models), min(of_models), -answers[column.question], column.question, index
+        is_part = items[column.question] < most[column.task]
+        return kind, -len(of_models), min(of_models), is_part, -answers[column.question], column.question, index
 
     return sorted(range(len(columns)), key=place)
 

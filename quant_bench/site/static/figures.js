@@ -43,13 +43,17 @@
   const mark = (value) => (String(value).length <= 5 && Math.abs(value) < 1000 ? String(value) : number(value));
   const marked = (values) => ({ tickmode: "array", tickvals: values, ticktext: values.map(mark) });
 
-  const axis = (title, log, order, text, values) => {
+  // `longest` is of a category's name; 0 for an axis of numbers
+  const axis = (title, log, order, longest, values) => {
     const made = {
       title: { text: wrapped(title, innerWidth < 600 ? 34 : 60), standoff: 12 }, automargin: true, gridcolor: color("line"), zerolinecolor: color("line"),
       linecolor: color("line"), tickcolor: color("line"),
     };
-    if (text) Object.assign(made, { type: "category", categoryorder: "array", categoryarray: escaped(order) });
-    else made.type = log ? "log" : "linear";
+    if (longest) {
+      // the whole name stands in the table and under the pointer: below the axis it would take the plot's place
+      const shown = order.map((name) => escaped(name.length > longest ? `${name.slice(0, longest - 1)}…` : name));
+      Object.assign(made, { type: "category", categoryorder: "array", categoryarray: escaped(order), tickmode: "array", tickvals: escaped(order), ticktext: shown });
+    } else made.type = log ? "log" : "linear";
     if (log) Object.assign(made, marked(powers(values)));
     return made;
   };
@@ -115,8 +119,8 @@
     });
     const text = choice.order.length > 0;
     const layout = {
-      xaxis: axis(choice.x, choice.log.includes("x"), choice.order, text && !choice.across, choice.series.flatMap((one) => one.x)),
-      yaxis: axis(choice.y, choice.log.includes("y"), choice.order, text && choice.across, choice.series.flatMap((one) => one.y)),
+      xaxis: axis(choice.x, choice.log.includes("x"), choice.order, text && !choice.across ? 24 : 0, choice.series.flatMap((one) => one.x)),
+      yaxis: axis(choice.y, choice.log.includes("y"), choice.order, text && choice.across ? 60 : 0, choice.series.flatMap((one) => one.y)),
       showlegend: traces.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       height: choice.across ? 140 + 34 * choice.order.length : 440,
     };
@@ -159,8 +163,8 @@
     };
     const layout = {
       // layers and heads are counted: no marks between them
-      xaxis: { ...axis(choice.x, false, x, words), ...(words || x.length > 16 ? {} : marked(x)), showgrid: false, zeroline: false },
-      yaxis: { ...axis(choice.y, false, y, true), autorange: "reversed", showgrid: false },
+      xaxis: { ...axis(choice.x, false, x, words ? 40 : 0), ...(words || x.length > 16 ? {} : marked(x)), showgrid: false, zeroline: false },
+      yaxis: { ...axis(choice.y, false, y, 60), autorange: "reversed", showgrid: false },
       height: Math.max(260, 130 + 26 * y.length),
     };
     return [[trace], layout];
