@@ -93,8 +93,9 @@ def _order(columns: list[Column], rows: list[Row]) -> list[int]:
             if column.headline and ranks(column) and UNINFORMATIVE not in number.marks:
                 informative.add(column.question)
 
-    of_task = {column.question: column.task for column in columns}
-    most = {task: max(items[question] for question in items if of_task[question] == task) for task in of_task.values()}
+    most: Counter[str] = Counter()
+    for column in columns:
+        most[column.task] = max(most[column.task], items[column.question])
 
     def place(index: int) -> tuple[Any, ...]:
         column = columns[index]
