@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -119,8 +120,8 @@ class Record:
         return dumped(document)
 
     @classmethod
-    def from_text(cls, text: str) -> "Record":
-        """The record that `to_text` wrote.
+    def from_text(cls, text: str | bytes) -> "Record":
+        """The record that `to_text` wrote, as text or as the bytes of a file.
 
         Raises:
             RecordError: the text is no record; the message says where.
@@ -166,8 +167,8 @@ class Record:
         """
         try:
             _check_file(path)
-            record = cls.from_text(path.read_text(encoding="utf-8"))
-        except (RecordError, OSError, UnicodeDecodeError) as error:
+            record = cls.from_text(path.read_bytes())
+        except (RecordError, OSError) as error:
             raise RecordError(f"{path}: {error}") from error
         belongs = record.cell.parts()
         lies = path.parts[-4:] if root is None else path.parts[len(root.parts) :]
@@ -248,13 +249,21 @@ def files_below(root: Path, unread: list[OSError]) -> Iterator[Path]:
         root: folder of all records; hidden folders in it (`.git`) are not ours.
         unread: gets the errors of folders that cannot be read: what lies in them must not be taken for absent.
     """
-    for folder, folders, names in os.walk(root, onerror=unread.append) if root.is_dir() else ():
-        here = Path(folder)
-        if here == root:
-            folders[:] = [name for name in folders if not name.startswith(".")]
-        links = [name for name in folders if (here / name).is_symlink()]
-        folders.sort()
-        yield from (here / name for name in sorted([*links, *(names if here != root else ())]))
+    # not os.walk: it asks the disk of each folder whether it is a link, which reading its parent has already said
+    waiting = [root] if root.is_dir() else []
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                inside = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            unread.append(error)
+            continue
+        if folder == root:
+            inside = [entry for entry in inside if not entry.name.startswith(".") and Path(entry).is_dir()]
+        folders = [entry for entry in inside if entry.is_dir(follow_symlinks=False)]
+        yield from (Path(entry) for entry in inside if not entry.is_dir(follow_symlinks=False))
+        waiting += (Path(entry) for entry in reversed(folders))
 
 
 def _score_document(score: Score) -> dict[str, Any]:
@@ -269,14 +278,23 @@ def _score_document(score: Score) -> dict[str, Any]:
 
 
 def _score(document: dict[str, Any]) -> Score:
-    metric = Metric(*(document[name] for name in ("metric", "unit", "better", "reduction", "chance")))
-    value, stderr, n = (document[name] for name in ("value", "stderr", "n"))
+    meaning = (document["unit"], document["better"], document["reduction"], document["chance"])
     delta, arm_delta = _delta(document["delta"]), _delta(document.get("arm_delta"))
-    return Score(metric, value, stderr, _pair(document["ci95"]), n, delta, arm_delta)
+    numbers = (document["value"], document["stderr"], _pair(document["ci95"]), document["n"])
+    return Score(_metric(document["metric"], *meaning), *numbers, delta, arm_delta)
+
+
+# typed: a chance of 1 and one of 1.0 are written differently
+@lru_cache(typed=True)
+def _metric(*meaning: Any) -> Metric:
+    """A metric; thousands of records share a few."""
+    return Metric(*meaning)
 
 
 def _delta(document: dict[str, Any] | None) -> Delta | None:
-    return None if document is None else Delta(**{**document, "ci95": _pair(document["ci95"])})
+    if document is None:
+        return None
+    return Delta(document["value"], _pair(document["ci95"]), document["reference"], document["p_value"])
 
 
 def _pair(interval: list[float] | None) -> tuple[float, float] | None:

@@ -385,13 +385,13 @@ def test_reporting_a_thousand_records_reads_each_file_once(tmp_path: Path, monke
             tmp_path
         )
     read: list[Path] = []
-    original = Path.read_text
+    original = Path.read_bytes
 
-    def counting(path: Path, *arguments: Any, **options: Any) -> str:
+    def counting(path: Path, *arguments: Any, **options: Any) -> bytes:
         read.append(path)
         return original(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "read_text", counting)
+    monkeypatch.setattr(Path, "read_bytes", counting)
     frame = report.leaderboard(tmp_path)
     assert len(read) == len(set(read)) == 1000
     assert len(frame) == 2000

@@ -66,7 +66,8 @@ def long_frame(records: Iterable[Record]) -> pd.DataFrame:
     better than the float model), and what several seeds say together (`seeds.pool`).
     """
     rows = [row for record in records for row in _rows(record)]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    # object: pandas would look through every column for what it might hold, and convert texts to Arrow's and back
+    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
     frame = frame.astype({name: "float64" for name in _NUMBERS} | {name: "Int64" for name in _COUNTS})
     frame["group"] = _groups(frame)
     frame = frame.sort_values(["group", "order", *ROW], kind="stable", na_position="last", ignore_index=True)

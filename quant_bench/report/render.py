@@ -17,6 +17,7 @@ from quant_bench.report import text
 from quant_bench.report.best import BOLD
 from quant_bench.report.frame import plain_rows
 from quant_bench.report.layout import Document, Entry, Table
+from quant_bench.report.redundancy import redundancy
 from quant_bench.report.tables import legend, sections
 
 Format = Literal["table", "markdown", "csv", "latex", "json"]
@@ -37,13 +38,12 @@ def rendered(frame: pd.DataFrame, how: Format, width: int | None = None, color: 
         width: columns of the terminal; None asks it. For `table` only.
         color: whether `table` may use colors.
     """
-    return shown(
-        lambda: Document("Leaderboard", legend(frame), tuple(sections(frame)), _EMPTY, _HEADER),
-        frame,
-        how,
-        width,
-        color,
-    )
+
+    def document() -> Document:
+        gains = redundancy(frame)
+        return Document("Leaderboard", legend(frame, gains), tuple(sections(frame, gains)), _EMPTY, _HEADER)
+
+    return shown(document, frame, how, width, color)
 
 
 def shown(

@@ -73,12 +73,12 @@ def headline(group: list[Row]) -> str | None:
 
 def together(score: Row, number: str) -> Together | None:
     """What all seeds of a score's row say of `value`, `delta` or `arm_delta`; None where no seed has it."""
-    ends, mean, count = _TOGETHER[number]
-    value, names = (number, ends) if score["seeds"] < 2 else (mean, (f"{mean}_low", f"{mean}_high"))
-    if score[value] is None:
+    (low, high), mean, count = _TOGETHER[number]
+    if score["seeds"] >= 2:
+        number, low, high = mean, f"{mean}_low", f"{mean}_high"
+    if score[number] is None:
         return None
-    low, high = (score[name] for name in names)
-    return Together(score[value], low, high, score[count])
+    return Together(score[number], score[low], score[high], score[count])
 
 
 def by_metric(scores: Iterable[Row]) -> dict[str, Row]:

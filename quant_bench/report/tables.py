@@ -1,6 +1,7 @@
 """Ranked frame -> tables for people: sections by model, one table a group, and an overview; no format is known here."""
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 import pandas as pd
@@ -10,7 +11,6 @@ from quant_bench.report.arm_tables import REDUNDANCY, redundancy_table
 from quant_bench.report.best import best_pools
 from quant_bench.report.frame import plain_rows
 from quant_bench.report.layout import Entry, Footnotes, Section, Table
-from quant_bench.report.redundancy import redundancy
 from quant_bench.report.rows import Key, Row, by_metric, heading, model_of, parted, question, scored, together
 from quant_bench.report.rows import headline as headline_of
 from quant_bench.report.text import between, number, signed
@@ -41,25 +41,25 @@ SEEDS: Final = (
 )
 
 
-def legend(frame: pd.DataFrame) -> tuple[str, ...]:
-    """What the signs of the leaderboard mean."""
+def legend(frame: pd.DataFrame, gains: pd.DataFrame) -> tuple[str, ...]:
+    """What the signs of the leaderboard of a frame and of its `redundancy` mean."""
     further = [ARMS] if frame["arm_delta"].notna().any() else []
-    further += [REDUNDANCY] if not redundancy(frame).empty else []
+    further += [REDUNDANCY] if not gains.empty else []
     further += [SEEDS] if (frame["seeds"] > 1).any() else []
     return LEGEND[:1] + tuple(further) + LEGEND[1:]
 
 
-def sections(frame: pd.DataFrame) -> list[Section]:
-    """Every model's tables: an overview where it has several tasks, then one table a group."""
+def sections(frame: pd.DataFrame, gains: pd.DataFrame) -> list[Section]:
+    """Every model's tables: an overview where it has several tasks, then one table a group, and its `redundancy`."""
     # plain rows: thousands of small data frames would take minutes
     groups = list(parted(plain_rows(frame), lambda row: row["group"]).values())
-    by_group = parted(plain_rows(redundancy(frame)), lambda row: row["group"])
+    by_group = parted(plain_rows(gains), lambda row: row["group"])
     found = []
     for key, members in sorted(parted(groups, model_of).items()):
         tables = [table for group in members for table in _group_tables(group)]
         for group in members:
-            gains = [row for row in by_group.get(group[0]["group"], ()) if row["metric"] == headline_of(group)]
-            tables += [redundancy_table(gains)] if gains else []
+            gained = [row for row in by_group.get(group[0]["group"], ()) if row["metric"] == headline_of(group)]
+            tables += [redundancy_table(gained)] if gained else []
         if len(members) > 1:
             tables.insert(0, _overview(members))
         rows = [row for group in members for row in group]
@@ -69,11 +69,6 @@ def sections(frame: pd.DataFrame) -> list[Section]:
         said = notes and len({row["weights_sha256"] for row in rows if row["weights_sha256"]}) == 1
         found.append(Section(" · ".join(part for part in key if part), notes if said else "", tuple(tables)))
     return found
-
-
-def _cells(group: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """Scores of each row of a table, of all its seeds."""
-    return parted(group, lambda row: tuple(row[name] for name in _ROW))
 
 
 def _told_apart(scores: list[Row], several: list[str]) -> list[str]:
@@ -89,38 +84,35 @@ def _several(group: Iterable[Row]) -> list[str]:
 def _group_tables(group: list[Row]) -> Iterator[Table]:
     """A group's table, cut where it has more metrics than a page is wide."""
     metrics = list(dict.fromkeys(row["metric"] for row in sorted(scored(group), key=lambda row: row["order"])))
-    if not metrics:
-        yield _table(group, [], question(group))
-    for start in range(0, len(metrics), METRICS_A_TABLE):
-        continued = "" if start == 0 else " (continued)"
-        yield _table(group, metrics[start : start + METRICS_A_TABLE], question(group) + continued)
-
-
-def _table(group: list[Row], metrics: list[str], title: str) -> Table:
-    footnotes = Footnotes()
-    headline, several = headline_of(group), _several(group)
-    meaning = by_metric(group)
-    rows = []
-    cells, best = _cells(group), best_pools(group)
+    headline, several, meaning = headline_of(group), _several(group), by_metric(group)
+    cells, best = parted(group, itemgetter(*_ROW)), best_pools(group)
+    found = {key: by_metric(scores) for key, scores in cells.items()}
     places = {key: _place(scores, headline) for key, scores in cells.items()}
+    order = _in_blocks(places, lambda key: _block(cells[key][0], several))
     seeds = max(map(_seeds, cells.values()))
-    for key in _in_blocks(places, lambda key: _block(cells[key][0], several)):
-        scores = cells[key]
-        first, found = scores[0], by_metric(scores)
-        rank = found[headline]["rank"] if headline in found else None
-        lead = ["–" if rank is None else f"{rank:.0f}", first["label"], first["execution"]]
-        entries = [Entry((text,)) for text in [*lead, *_told_apart(scores, several)]]
-        if first["state"] != "measured":
-            entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(metrics) - 1)]
-        else:
-            shown = (found.get(metric) for metric in metrics)
-            entries += [
-                Entry(("–",)) if row is None else Entry(lines(row, seeds), row["pool"] in best) for row in shown
-            ]
-        rows.append(tuple(entries))
-    headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in metrics)]
-    headings += [] if metrics else ["state"]
-    return Table(title, tuple(headings), tuple(rows), footnotes.texts, 3 + len(several))
+    # a group without scores has one table, too
+    for start in range(0, max(len(metrics), 1), METRICS_A_TABLE):
+        shown = metrics[start : start + METRICS_A_TABLE]
+        footnotes = Footnotes()
+        rows = []
+        for key in order:
+            first, scores = cells[key][0], found[key]
+            rank = scores[headline]["rank"] if headline in scores else None
+            lead = ["–" if rank is None else f"{rank:.0f}", first["label"], first["execution"]]
+            entries = [Entry((text,)) for text in [*lead, *_told_apart(cells[key], several)]]
+            if first["state"] != "measured":
+                entries += [Entry((_state(first, footnotes),)), *[Entry(("–",))] * (len(shown) - 1)]
+            else:
+                entries += [_entry(scores.get(metric), seeds, best) for metric in shown]
+            rows.append(tuple(entries))
+        headings = ["#", "quantizer", "execution", *several, *(heading(meaning[metric]) for metric in shown)]
+        headings += [] if shown else ["state"]
+        title = question(group) + (" (continued)" if start else "")
+        yield Table(title, tuple(headings), tuple(rows), footnotes.texts, 3 + len(several))
+
+
+def _entry(score: Row | None, seeds: int, best: set[int]) -> Entry:
+    return Entry(("–",)) if score is None else Entry(lines(score, seeds), score["pool"] in best)
 
 
 def _seeds(rows: Iterable[Row]) -> int:

@@ -55,7 +55,8 @@ def pages(board: Board) -> list[Page]:
     links = {"model_pages": model_links(board), "arm_pages": arm_links(board), "command": board.command}
     signs = {"uninformative": UNINFORMATIVE, "beats_float": BEATS_FLOAT, "unranked": UNRANKED}
     links |= {"signs": signs, "titles": [model.title for model in board.models]}
-    said = [_LEGEND.get(line, line) for line in (legend(board.frame) if board.rows else LEGEND)]
+    gains = redundancy(board.frame)
+    said = [_LEGEND.get(line, line) for line in (legend(board.frame, gains) if board.rows else LEGEND)]
     found = [
         Page("index.html", "index.html", links | {"legend": said, "empty": not board.rows}),
         Page("compare.html", "compare.html", links),
@@ -65,7 +66,6 @@ def pages(board: Board) -> list[Page]:
     ]
     for name, rows in by_name.items():
         found.append(Page(f"models/{page_name(name)}", "model.html", links | _model(board, name, rows)))
-    gains = redundancy(board.frame)
     for arm, rows in by_arm.items():
         found.append(Page(f"arms/{page_name(arm)}", "arm.html", links | _arm(board, arm, rows, gains)))
     return found
