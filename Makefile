@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # an idle OpenMP thread that spins takes the core from the process beside it
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-all lint bench results results-recipes results-arms results-depth clean help
+.PHONY: demo test test-all lint bench pictures results results-recipes results-arms results-depth clean help
 
 help:
 	@echo "make demo      set up, run SmolLM2-135M in float, W8A8 and W4A4, show the leaderboard (minutes)"
 	@echo "make test      set up and run lint, types and tests (under 15 minutes)"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make bench     speed ratios, measured side by side on this machine"
+	@echo "make pictures  the site's look in docs/site (needs chromium)"
 	@echo "make results   the committed records and leaderboard (hours; continues where it was stopped)"
 	@echo "make results-recipes, results-arms, results-depth  the same for other recipes than rounding to nearest, for arms"
 	@echo "               that are trained here, and for attention residuals"
@@ -57,6 +58,10 @@ bench: $(VENV)/.developed
 	@missed=; for name in linear observe diagnostics harness arms depth gptq hadamard training recipes report pipeline; do \
 	  $(BIN)/python benchmarks/$$name.py || missed="$$missed $$name"; done; \
 	test -z "$$missed" || { echo "not all that is wanted was reached by:$$missed"; exit 1; }
+
+# the site's look in docs/, of the committed records; needs chromium
+pictures: $(VENV)/.developed
+	$(BIN)/python docs/site/pictures.py
 
 # the committed records: hours on two cores, continued where it was stopped; needs QUANT_BENCH_DATA or the hub
 MODEL := smollm2-135m-instruct

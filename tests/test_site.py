@@ -380,6 +380,13 @@ def test_columns_of_most_models_come_first_then_those_of_the_first_model() -> No
     assert [column.question.partition(" ")[0] for column in found.columns] == ["t(limit=3)", "t(limit=4)", "t(limit=2)"]
 
 
+def test_a_task_on_all_items_comes_before_its_part_whatever_another_model_was_asked() -> None:
+    part = [record(quantizer, [score(0.5, n=40)], task="t(limit=40)") for quantizer in ("none", "rtn", W4A4)]
+    elsewhere = record("none", [score(0.5, n=1024)], model="n", task="t(text=other)")
+    found = board(*part, record("none", [score(0.5, n=148)], task="t"), elsewhere)
+    assert [column.question.partition(" ")[0] for column in found.columns] == ["t", "t(limit=40)", "t(text=other)"]
+
+
 def test_layer_maps_show_the_table_of_the_record() -> None:
     tensors = {
         f"layer_output model.layers.{layer}": {"kind": "layer_output", "layer": layer, "inf_norm": 10.0**layer}

@@ -76,8 +76,8 @@ def made_board(frame: pd.DataFrame, records: Iterable[Record]) -> Board:
 def _order(columns: list[Column], rows: list[Row]) -> list[int]:
     """Questions that rank and are informative first, then causes, then checks.
 
-    Of each kind, those of most models come first, then those of the first model. Of a task those of most items come
-    before others, which are a part of them, however many rows these have; then those of most rows.
+    Of each kind, those of most models come first, then those of the first model. Of a task those of most items of a
+    model come before others, which are a part of them, however many rows these have; then those of most rows.
     """
     answers: Counter[str] = Counter()
     # of its first metric; others count matrices, or what a filter left
@@ -93,15 +93,16 @@ def _order(columns: list[Column], rows: list[Row]) -> list[int]:
             if column.headline and ranks(column) and UNINFORMATIVE not in number.marks:
                 informative.add(column.question)
 
-    most: Counter[str] = Counter()
+    most: Counter[tuple[str, int]] = Counter()
     for column in columns:
-        most[column.task] = max(most[column.task], items[column.question])
+        for model in asked[column.question]:
+            most[column.task, model] = max(most[column.task, model], items[column.question])
 
     def place(index: int) -> tuple[Any, ...]:
         column = columns[index]
         kind = 3 if column.task in CHECKS else 2 if column.task in CAUSES else int(column.question not in informative)
         of_models = asked[column.question]
-        is_part = items[column.question] < most[column.task]
+        is_part = any(items[column.question] < most[column.task, model] for model in of_models)
         return kind, -len(of_models), min(of_models), is_part, -answers[column.question], column.question, index
 
     return sorted(range(len(columns)), key=place)
