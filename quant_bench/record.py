@@ -243,10 +243,10 @@ def uncollected() -> Iterator[None]:
 
 
 def files_below(root: Path, unread: list[OSError]) -> Iterator[Path]:
-    """Files in the models' folders, hidden ones too, and folders that are links; what lies beside them is not ours.
+    """Files in the models' folders, hidden ones too, and links that are no files; files beside them are not ours.
 
     Args:
-        root: folder of all records; hidden folders in it (`.git`) are not ours.
+        root: folder of all records; what is hidden in it (`.git`) is not ours.
         unread: gets the errors of folders that cannot be read: what lies in them must not be taken for absent.
     """
     # not os.walk: it asks the disk of each folder whether it is a link, which reading its parent has already said
@@ -260,7 +260,7 @@ def files_below(root: Path, unread: list[OSError]) -> Iterator[Path]:
             unread.append(error)
             continue
         if folder == root:
-            inside = [entry for entry in inside if not entry.name.startswith(".") and Path(entry).is_dir()]
+            inside = [one for one in inside if one.name[0] != "." and not os.path.isfile(one)]  # noqa: PTH113 - never raises
         folders = [entry for entry in inside if entry.is_dir(follow_symlinks=False)]
         yield from (Path(entry) for entry in inside if not entry.is_dir(follow_symlinks=False))
         waiting += (Path(entry) for entry in reversed(folders))
@@ -278,16 +278,15 @@ def _score_document(score: Score) -> dict[str, Any]:
 
 
 def _score(document: dict[str, Any]) -> Score:
-    meaning = (document["unit"], document["better"], document["reduction"], document["chance"])
+    meaning = (document["metric"], document["unit"], document["better"], document["reduction"], document["chance"])
     delta, arm_delta = _delta(document["delta"]), _delta(document.get("arm_delta"))
     numbers = (document["value"], document["stderr"], _pair(document["ci95"]), document["n"])
-    return Score(_metric(document["metric"], *meaning), *numbers, delta, arm_delta)
+    return Score(_metric(repr(document["chance"]), *meaning), *numbers, delta, arm_delta)
 
 
-# typed: a chance of 1 and one of 1.0 are written differently
-@lru_cache(typed=True)
-def _metric(*meaning: Any) -> Metric:
-    """A metric; thousands of records share a few."""
+@lru_cache
+def _metric(_chance: str, *meaning: Any) -> Metric:
+    """A metric; thousands of records share a few. Equal chances are apart where they are written differently."""
     return Metric(*meaning)
 
 

@@ -125,6 +125,8 @@ def looks_right(document: Any) -> bool:
         return False
     if not _names_itself(document):
         return False
+    if document["coverage"] is not None and not _is_share(document["coverage"].get("mac_share")):
+        return False
     measured, scores = document["state"] == "measured", document["scores"]
     if document["state"] not in _STATES or measured != (document["reason"] is None) or measured != bool(scores):
         return False
@@ -135,8 +137,7 @@ def looks_right(document: Any) -> bool:
 
 def _says_what_was_measured(document: Any) -> bool:
     digests = (document["identity"][name] for name in _DIGESTS[:3])
-    convention = document["convention"] is not None and None not in digests
-    return convention and _is_share((document["coverage"] or {}).get("mac_share"))
+    return None not in (document["convention"], document["coverage"], *digests)
 
 
 def _is_score(score: Any) -> bool:

@@ -142,12 +142,14 @@ def test_a_column_that_is_missing_or_mixed_is_an_error(extra: list[Record], mess
         filled(ASKED, report.long_frame(extra), Path())
 
 
-@pytest.mark.parametrize("wrong", ["no end", "no columns", "no line"])
+@pytest.mark.parametrize("wrong", ["no end", "no columns", "no line", "another inside", "another begins inside"])
 def test_an_excerpt_that_cannot_be_read_is_an_error_and_takes_nothing_else_with_it(wrong: str, tmp_path: Path) -> None:
     broken = {
         "no end": ASKED.replace("<!-- /leaderboard -->", ""),
         "no columns": ASKED.replace(": t(limit=2) ppl; u acc", ""),
         "no line": ASKED.replace(" -->\nold", " --> old"),
+        "another inside": ASKED.replace("old", "<!-- details m: u x -->\nkept\n<!-- /details -->"),
+        "another begins inside": ASKED.replace("old", "<!-- details m: u x -->") + "kept\n<!-- /details -->\n",
     }[wrong]
     with pytest.raises(RecordError, match="ends with <!-- /leaderboard -->"):
         filled(broken + ASKED, report.long_frame(records()), Path())

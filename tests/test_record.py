@@ -270,6 +270,23 @@ def test_a_changed_file_is_refused(path: str, value: object, tmp_path: Path) -> 
         Record.read(file)
 
 
+@pytest.mark.parametrize("share", ["x", [1], True, 2, None])
+def test_a_cell_without_scores_has_no_coverage_that_a_report_could_not_read(share: object) -> None:
+    document = json.loads(blank().to_text())
+    document["coverage"] = {"quantized": {}, "skipped": {}, "tied": {}, "mac_share": share, "notes": []}
+    with pytest.raises(RecordError, match=r"coverage"):
+        Record.from_text(json.dumps(document))
+
+
+def test_a_chance_is_written_back_whatever_equal_one_another_record_has(tmp_path: Path) -> None:
+    for place, chance in enumerate((0.0, -0.0, 1.0)):
+        metric = Metric("acc", "share", "higher", "mean", chance)
+        one = measured(scores=(Score(metric, 0.5),), cell=Cell("m", "softmax", "none", f"t(a={place})"))
+        one.write(tmp_path)
+    found = Store.read(tmp_path).valid()
+    assert [repr(one.scores[0].metric.chance) for one in found] == ["0.0", "-0.0", "1.0"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema": NaN}', "\x00", "[" * 100_000])
 def test_a_foreign_or_cut_file_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
@@ -365,6 +382,15 @@ def test_a_store_names_folders_that_it_cannot_read(tmp_path: Path, monkeypatch: 
     store = Store.read(tmp_path)
     assert store.records == ()
     assert any(str(problem).endswith("softmax: Permission denied") for problem in store.problems)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "/" + "x" * 300, "model"])
+def test_a_model_that_is_a_link_without_a_target_is_not_taken_for_absent(target: str, tmp_path: Path) -> None:
+    blank().write(tmp_path)
+    (tmp_path / "model").symlink_to(target)
+    store = Store.read(tmp_path)
+    assert len(store.records) == 1
+    assert [str(tmp_path / "model") in str(problem) for problem in store.problems] == [True]
 
 
 def test_reading_writes_nothing(tmp_path: Path) -> None:

@@ -387,6 +387,25 @@ def test_a_task_on_all_items_comes_before_its_part_whatever_another_model_was_as
     assert [column.question.partition(" ")[0] for column in found.columns] == ["t", "t(limit=40)", "t(text=other)"]
 
 
+def test_a_cell_that_failed_makes_a_question_neither_a_part_nor_informative() -> None:
+    def asked(quantizer: str, task: str, n: int, value: float = 0.5) -> Record:
+        return record(quantizer, [score(value, n=n, chance=0.25)], task=task)
+
+    # in the order of its rows, the whole question has the cell that failed first
+    whole = [record("none", task="t"), asked("rtn", "t", 1000)]
+    part = [asked(quantizer, "t(limit=10)", 10) for quantizer in ("none", "rtn", W4A4)]
+    at_chance = [asked(quantizer, "at_chance", 10, 0.2) for quantizer in ("none", W4A4)]
+    found = board(
+        *(asked(quantizer, "a", 9) for quantizer in ("none", "rtn")),
+        *whole,
+        *part,
+        *at_chance,
+        record("rtn", task="at_chance"),
+    )
+    names = list(dict.fromkeys(column.question.partition(" ")[0] for column in found.columns))
+    assert names == ["a", "t", "t(limit=10)", "at_chance"]
+
+
 def test_layer_maps_show_the_table_of_the_record() -> None:
     tensors = {
         f"layer_output model.layers.{layer}": {"kind": "layer_output", "layer": layer, "inf_norm": 10.0**layer}

@@ -38,7 +38,7 @@ from quant_bench.report.text import markdown, number
 Key = tuple[str, str]
 # at a line's beginning: one that is indented or in a sentence is an example
 _BEGIN: Final = "^<!-- {} "
-_WHOLE: Final = r"^(<!-- {0} ([^\r\n]*?): ([^\r\n]*) -->\r?\n)(?:(?!^<!-- {0} ).)*?^(<!-- /{0} -->)"
+_WHOLE: Final = r"^(<!-- {0} ([^\r\n]*?): ([^\r\n]*) -->\r?\n)(?:(?!^<!-- (?:leaderboard|details) ).)*?^(<!-- /{0} -->)"
 _KINDS: Final = {"leaderboard": "MODEL: TASK METRIC", "details": "MODEL: TASK NAME"}
 
 
@@ -72,7 +72,10 @@ def _filled(text: str, kind: str, made: Callable[[str, str], str]) -> str:
     flags = re.DOTALL | re.MULTILINE
     new, count = re.subn(_WHOLE.format(kind), fill, text, flags=flags)
     if count != len(re.findall(_BEGIN.format(kind), text, flags)):
-        raise RecordError(f"<!-- {kind} {_KINDS[kind]} --> stands on a line of its own, and ends with <!-- /{kind} -->")
+        raise RecordError(
+            f"<!-- {kind} {_KINDS[kind]} --> stands on a line of its own, and ends with <!-- /{kind} --> before "
+            "another excerpt begins"
+        )
     return new
 
 

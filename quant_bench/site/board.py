@@ -40,6 +40,7 @@ class Column:
     Attributes:
         key: short name that stays the same as long as question and metric do.
         task: the task's name without settings.
+        items: of the question, as its first metric counts them; 0 where no cell has a score.
         question: task with settings, convention, items, version and data.
         metric: its name, or `state` where no cell has a score.
         heading: name, unit and direction.
@@ -49,6 +50,7 @@ class Column:
 
     key: str
     task: str
+    items: int
     question: str
     metric: str
     heading: str

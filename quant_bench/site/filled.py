@@ -80,29 +80,26 @@ def _order(columns: list[Column], rows: list[Row]) -> list[int]:
     model come before others, which are a part of them, however many rows these have; then those of most rows.
     """
     answers: Counter[str] = Counter()
-    # of its first metric; others count matrices, or what a filter left
-    items: dict[str, int] = {}
     asked: dict[str, set[int]] = {}
     informative = set()
     for row in rows:
         for index, number in row.numbers.items():
             column = columns[index]
             answers[column.question] += column.headline
-            items.setdefault(column.question, number.n or 0)
             asked.setdefault(column.question, set()).add(row.model)
-            if column.headline and ranks(column) and UNINFORMATIVE not in number.marks:
+            if number.value and column.headline and ranks(column) and UNINFORMATIVE not in number.marks:
                 informative.add(column.question)
 
     most: Counter[tuple[str, int]] = Counter()
     for column in columns:
         for model in asked[column.question]:
-            most[column.task, model] = max(most[column.task, model], items[column.question])
+            most[column.task, model] = max(most[column.task, model], column.items)
 
     def place(index: int) -> tuple[Any, ...]:
         column = columns[index]
         kind = 3 if column.task in CHECKS else 2 if column.task in CAUSES else int(column.question not in informative)
         of_models = asked[column.question]
-        is_part = any(items[column.question] < most[column.task, model] for model in of_models)
+        is_part = any(column.items < most[column.task, model] for model in of_models)
         return kind, -len(of_models), min(of_models), is_part, -answers[column.question], column.question, index
 
     return sorted(range(len(columns)), key=place)
@@ -146,6 +143,7 @@ def _columns(group: list[Score], columns: dict[tuple[Any, ...], int], headed: li
                     # an address has a comma between two keys, and a minus before one that sorts down
                     key=f"{task}.{_NO_KEY.sub('-', metric)[:60]}.{short(*identity)[:6]}",
                     task=task,
+                    items=first["items"] or 0,
                     question=question(group),
                     metric=metric,
                     heading=heading(row) if row else _NO_METRIC,
