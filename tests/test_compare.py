@@ -24,6 +24,7 @@ from quant_bench.report.compare import compare
 from quant_bench.report.redundancy import redundancy
 from quant_bench.runner import run_cells
 from quant_bench.samples import SampleStore
+from quant_bench.schemes import DEFAULTS
 from quant_bench.score import Better, Delta, Metric, Score
 from quant_bench.tiny import tiny_model
 
@@ -338,6 +339,16 @@ def test_filters_choose_records_by_name_or_shorthand(results: Path) -> None:
     found = call("gated", "softmax", "--results", results, "--model", "n")
     assert found.exit_code == 1
     assert "no record" in found.stderr
+
+
+def test_a_recipe_at_its_default_bits_is_named_and_found_as_in_the_leaderboard(tmp_path: Path) -> None:
+    for arm, quantizer in (("softmax", "smoothquant"), ("softmax", "none"), ("gated", "smoothquant")):
+        given = dict.fromkeys(DEFAULTS) if quantizer == "smoothquant" else {}
+        made = record(arm, {LOSS: 3.0}, quantizer=quantizer)
+        replace(made, settings={**made.settings, "quantizer": given}).write(tmp_path)
+    for sides in (("smoothquant:w8a8", "none"), ("softmax", "gated", "--quantizer", "smoothquant:w8a8")):
+        found = call(*sides, "--task", "text", "--results", tmp_path, "--format", "markdown")
+        assert "smoothquant:w8a8" in found.stdout, found.output
 
 
 def test_a_tier_is_chosen_however_its_settings_are_written(tmp_path: Path) -> None:

@@ -246,6 +246,16 @@ def test_a_row_with_many_poor_answers_does_not_lead_the_overview() -> None:
     assert lines == ["| none", "| w8a8", "| gptq", "| w4a4"]
 
 
+def test_a_row_is_only_half_ahead_of_its_twin_in_the_overview() -> None:
+    twins = ("rtn", "rtn(execution=integer)")
+    cells = [record(spec, [score(0.7)]) for spec in twins] + [record("gptq(weight_bits=4)", [score(0.1)])]
+    # 0.75 of the others for each twin (not 1), 0.8 for the second of six
+    cells += [record(f"rtn(weight_bits={7 - i})", [score(0.9 - i / 10)], task="lambada") for i in range(6)]
+    overview = report.rendered(report.long_frame(cells), "markdown").partition("### Overview")[2].partition("###")[0]
+    places = [overview.index(f"| {name} |") for name in ("rtn(weight_bits=6)", "w8a8", "rtn(weight_bits=5)")]
+    assert places == sorted(places)
+
+
 def test_a_note_on_the_model_is_shown() -> None:
     noted = record("none", [score(0.5)], identity={"note": "dequantized from a Q4_1 GGUF file"})
     for how in ("table", "markdown", "csv", "json"):

@@ -322,6 +322,13 @@ def test_a_conflict_is_named_and_nothing_is_written(tree: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "submitted"]
 
 
+def test_a_conflict_without_other_values_says_what_differs(tree: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    record("rtn", 0.4, took_seconds=77.0, environment={"device": "another"}).write(other)
+    found = call("merge", tree, other, "--out", tmp_path / "out")
+    assert "rtn/hellaswag.json: the same values, but other environment and took_seconds" in found.stderr
+
+
 @pytest.mark.parametrize(("prefer", "value"), [("a", 0.4), ("b", 0.3)])
 def test_a_conflict_is_decided_by_whom_is_preferred(prefer: str, value: float, tree: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"

@@ -90,7 +90,8 @@ def outcome_lines() -> Callable[["Outcome"], None]:
             said.add(record.reason)
         seed = f" seed {cell.seed}" if cell.seed else ""
         arm = "" if cell.arm == "softmax" else f"{cell.arm} "
-        click.echo(visible(f"{state:<15} {arm}{schemes.label(cell.quantizer)} {cell.task}{seed}  {found}".rstrip()))
+        label = schemes.label(cell.quantizer, () if record is None else tuple(record.settings["quantizer"]))
+        click.echo(visible(f"{state:<15} {arm}{label} {cell.task}{seed}  {found}".rstrip()))
 
     return show
 

@@ -19,6 +19,7 @@ from quant_bench.report.arm_tables import redundancy_document
 from quant_bench.report.commands import command_for
 from quant_bench.report.compare import compare as compare_records
 from quant_bench.report.comparison_tables import comparison_document
+from quant_bench.report.frame import label_of
 from quant_bench.report.layers import layers as layers_of
 from quant_bench.report.layout import Document
 from quant_bench.report.pairing import BY, By
@@ -76,7 +77,9 @@ def compare(
     layers = layers_of(records if by_layer else [], first, second, by)
     if by_layer and layers.empty:
         _say("no two records of the task outliers can be compared layer by layer")
-    document = comparison_document(found, first, second, flips, layers)
+    shown_as = _labels(records) if by == "quantizer" else {}
+    sides = shown_as.get(first, first), shown_as.get(second, second)
+    document = comparison_document(found, sides, flips, layers)
     chosen = layers if by_layer else found.flips if flips else found.frame
     click.echo(_text(document, chosen, how), nl=False)
     for one in found.missing:
@@ -130,7 +133,7 @@ def _name(by: By, text: str, records: Sequence[Record]) -> str:
     if by == "model":
         return tier_of(text).label if is_tier(text) and text not in {one.cell.model for one in records} else text
     kind: registry.Kind = "arms" if by == "arm" else "quantizers"
-    return _canonical(kind, text, {getattr(record.cell, by) for record in records})
+    return _canonical(kind, text, records)
 
 
 def _show_redundancy(records: list[Record], how: report.Format, results: Path) -> None:
@@ -155,7 +158,7 @@ def _chosen(
         SpecError: there is no such tier.
     """
     known = list(records)
-    wanted = {_canonical("quantizers", text, {record.cell.quantizer for record in known}) for text in quantizers}
+    wanted = {_canonical("quantizers", text, known) for text in quantizers}
     # two ways to write a tier's settings are one tier; records also carry names with a dtype behind them
     names = {record.cell.model for record in known}
     models = tuple(tier_of(name).label if name not in names and is_tier(name) else name for name in models)
@@ -171,16 +174,22 @@ def _chosen(
     return found
 
 
-def _canonical(kind: registry.Kind, text: str, known: set[str]) -> str:
+def _canonical(kind: registry.Kind, text: str, records: Sequence[Record]) -> str:
     """A plugin's one name; a name that records carry needs no plugin and no torch.
 
     Raises:
         SpecError, UnknownPlugin: there is no such plugin or setting.
     """
-    labelled = {schemes.label(name): name for name in known} if kind == "quantizers" else {}
+    known = {record.cell.arm if kind == "arms" else record.cell.quantizer for record in records}
+    labelled = {label: name for name, label in _labels(records).items()} if kind == "quantizers" else {}
     if text in known or text in labelled:
         return labelled.get(text, text)
     return registry.canonical(kind, registry.build(kind, text))
+
+
+def _labels(records: Iterable[Record]) -> dict[str, str]:
+    """What tables call each canonical quantizer."""
+    return {record.cell.quantizer: label_of(record) for record in records}
 
 
 def _text(document: Document, frame: pd.DataFrame, how: report.Format) -> str:

@@ -11,11 +11,10 @@ import pandas as pd
 from quant_bench.cell import BASELINE_ARM, Cell
 from quant_bench.record import Record
 from quant_bench.report.commands import command_for, command_for_cell
-from quant_bench.report.frame import GROUP, asked
+from quant_bench.report.frame import GROUP, asked, label_of
 from quant_bench.report.paired import FLIPS, Columns, Pair, drawn_by, pair_of
 from quant_bench.report.pairing import OF_A_MODEL, By, apart, counterpart, named
 from quant_bench.samples import SampleStore
-from quant_bench.schemes import label
 from quant_bench.score import Delta, Score
 from quant_bench.statistics import spread_of
 
@@ -214,7 +213,7 @@ class _Found:
             shared |= {f"{kind}_version": None if compared else versions[0]}
             if compared:
                 shared |= {"first_version": versions[0], "second_version": versions[1]}
-        shared["label"] = None if self.by == "quantizer" else label(ours.cell.quantizer)
+        shared["label"] = None if self.by == "quantizer" else label_of(ours)
         sides = {"by": self.by, "first": self.names[0], "second": self.names[1], "seed": ours.cell.seed}
         return {"first_version": None, "second_version": None} | shared | sides
 

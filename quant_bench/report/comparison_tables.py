@@ -10,7 +10,6 @@ from quant_bench.report.layers import SHOWN
 from quant_bench.report.layout import Document, Entry, Section, Table
 from quant_bench.report.rows import Row, heading, model_of, parted, question
 from quant_bench.report.text import between, number, signed
-from quant_bench.schemes import label
 
 _ONE_SEED = (
     "The 95 % interval of one seed is a paired bootstrap over items: from the record where one of the two is what "
@@ -27,19 +26,16 @@ _ANSWER = 60
 _FLIPS = "flips: items that only the first answers / only the second."
 
 
-def comparison_document(found: Comparison, first: str, second: str, flips: int, layers: pd.DataFrame) -> Document:
+def comparison_document(found: Comparison, names: tuple[str, str], flips: int, layers: pd.DataFrame) -> Document:
     """What `compare` found, by model and question.
 
     Args:
         found: the comparison.
-        first: name of the first.
-        second: name of the second.
+        names: what readers know the two as.
         flips: so many items are listed of each metric at most.
         layers: from `layers`; empty where none are asked for.
     """
     rows = plain_rows(found.frame)
-    quantizers = bool(rows) and rows[0]["by"] == "quantizer"
-    names = tuple(label(name) if quantizers else name for name in (first, second))
     legend = [
         f"Each difference is {names[0]} minus {names[1]} at the same seed, on the same items; ↓ marks what is better "
         "when it is lower, ↑ when it is higher.",

@@ -96,6 +96,11 @@ def asked(record: Record) -> tuple[Any, ...]:
     return (record.cell.model, matched, dtype, *question)
 
 
+def label_of(record: Record) -> str:
+    """Short name of a record's quantizer; see `schemes.label`."""
+    return label(record.cell.quantizer, tuple(record.settings["quantizer"]))
+
+
 def _rows(record: Record) -> list[tuple[Any, ...]]:
     cell, identity = record.cell, record.identity
     quantizer, named = execution_of(cell.quantizer)

@@ -7,8 +7,8 @@ from typing import Any, Final
 import pandas as pd
 
 from quant_bench.record import Record
+from quant_bench.report.frame import label_of
 from quant_bench.report.pairing import By, apart, counterpart
-from quant_bench.schemes import label
 
 COLUMNS: Final = (
     *("first", "second", "model", "arm", "quantizer", "label", "task", "convention", "seed"),
@@ -36,7 +36,7 @@ def layers(records: Iterable[Record], first: str, second: str, by: By) -> pd.Dat
         theirs = cells.get(counterpart(cell, by, second)) if getattr(cell, by) == first else None
         if theirs is None or apart(ours, theirs, by) is not None:
             continue
-        sides = {"first": first, "second": second, "convention": ours.convention, "label": label(cell.quantizer)}
+        sides = {"first": first, "second": second, "convention": ours.convention, "label": label_of(ours)}
         place = vars(cell) | sides | {by: None} | ({"label": None} if by == "quantizer" else {})
         others = {(tensor, name): value for tensor, _, _, name, value in _statistics(theirs)}
         for tensor, kind, layer, name, value in _statistics(ours):

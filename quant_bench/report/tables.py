@@ -1,5 +1,6 @@
 """Ranked frame -> tables for people: sections by model, one table a group, and an overview; no format is known here."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final
@@ -25,7 +26,8 @@ LEGEND: Final = (
     "items with its 95 % interval.",
     "# is the rank by the table's first metric that is a mean of items and has a better direction. Tables of other "
     "conventions, item counts, weights or versions are never ranked together. An overview stands in the order of the "
-    "share of a column's other rows that a row is ahead of, averaged over its columns; the float model comes first.",
+    "share of a column's other rows that a row is ahead of, a tie counting half, averaged over its columns; the float "
+    "model comes first.",
     f"{UNINFORMATIVE} uninformative: the float model is at chance, so nothing is ranked.",
     f"{BEATS_FLOAT} better than the float model beyond its interval: look for the reason before believing it.",
     f"{UNRANKED} not ranked: measured by an older version of the plugin, over another number of items, or in another "
@@ -214,8 +216,11 @@ def _overview(groups: list[list[Row]]) -> Table:
                     ranks[key] = measured[metric]["rank"]
         columns.append(column)
         # where all are equal nobody is ahead of anybody
-        for key, rank in ranks.items() if len(set(ranks.values())) > 1 else ():
-            ahead.setdefault(key, []).append((len(ranks) - rank) / (len(ranks) - 1))
+        order = sorted(ranks.values())
+        for key, rank in ranks.items() if len(set(order)) > 1 else ():
+            level, behind = bisect_left(order, rank), bisect_right(order, rank)
+            beaten = len(order) - behind + (behind - level - 1) / 2
+            ahead.setdefault(key, []).append(beaten / (len(order) - 1))
 
     def place(key: tuple[Any, ...]) -> tuple[Any, ...]:
         shares = ahead.get(key, [])

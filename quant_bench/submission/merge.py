@@ -1,6 +1,6 @@
 """Two trees of records -> one that has what either has; what both have differently is named."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -85,4 +85,6 @@ def _difference(ours: Record, theirs: Record) -> str:
     if apart:
         score = apart[0]
         return f"{score.metric.name} is {score.value!r} and {values[score.metric.name]!r}"
-    return "the same values, measured twice" if ours.scores else "two reasons"
+    others = [one.name for one in fields(Record) if getattr(ours, one.name) != getattr(theirs, one.name)]
+    what = " and ".join(others) or "bytes"
+    return f"the same values, but other {what}" if ours.scores else f"other {what}"
