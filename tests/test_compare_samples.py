@@ -191,6 +191,31 @@ def test_rows_of_several_seeds_differ_by_students_interval_over_the_seeds(metric
         assert one == pytest.approx((mean, mean - half, mean + half, 3))
 
 
+def test_rows_of_other_seeds_differ_over_those_that_both_have_as_the_terminal_says(store: SampleStore) -> None:
+    made = []
+    for number, (name, seeds) in enumerate((("none", (0, 1, 2)), (W8, (1, 2)), (W4, (2,)), ("gptq", (3,)))):
+        for seed in seeds:
+            frame = answers(10 * number + seed)
+            one = record(name, scores_of(frame))
+            made.append(kept(store, replace(one, cell=replace(one.cell, seed=seed)), frame))
+    board = made_board(long_frame(made), made)
+    quantizers = {row.key: row.quantizer for row in board.rows}
+    for column, pairs in zip(board.columns, paired_rows(board, store), strict=True):
+        named = {tuple(quantizers[key] for key in keys): one for keys, one in pairs.items()}
+        assert {frozenset(names) for names in named} == {
+            frozenset(two) for two in (("none", W8), ("none", W4), (W8, W4))
+        }
+        for (first, second), one in named.items():
+            row = by_metric(compare(made, first, second, by="quantizer", store=store))[column.metric]
+            of = ("mean", "mean_low", "mean_high") if row["seeds"] > 1 else ("difference", "low", "high")
+            assert one == pytest.approx((*(row[part] for part in of), row["seeds"]), rel=1e-12)
+    # of two seeds no answers are needed, and of one the record's own difference is enough
+    delta = Delta(made[5].scores[0].value - made[2].scores[0].value, (-1.0, 1.0), "none")
+    made[5] = replace(made[5], scores=(replace(made[5].scores[0], delta=delta), *made[5].scores[1:]))
+    found = paired_rows(made_board(long_frame(made), made), None)
+    assert [sorted(one.seeds for one in pairs.values()) for pairs in found] == [[1, 2], *[[2]] * (len(found) - 1)]
+
+
 def by_metric(found: Comparison) -> dict[str, dict[str, Any]]:
     return {row["metric"]: row for row in found.frame.to_dict("records")}
 

@@ -165,7 +165,7 @@ class _Found:
                 self._note(ours, score, f"{score.n} and {other.n} items")
                 continue
             sign, stored = self._stored(score, other)
-            if stored is not None and not _agree(sign * stored.value, score, other):
+            if stored is not None and not agree(sign * stored.value, score, other):
                 why = "the difference in the record is one to another cell than there is now"
                 self._note(ours, score, f"{why}; measure both again with --force")
                 continue
@@ -228,7 +228,8 @@ class _Found:
         return f"{named(ours.cell)}: an interval cannot be known: {why}; to know it, measure both again:{again}"
 
 
-def _agree(stored: float, score: Score, other: Score) -> bool:
+def agree(stored: float, score: Score, other: Score) -> bool:
+    """Whether a stored difference is that of the two scores, up to rounding."""
     # both come from the same items: they differ by rounding, which goes with the scores and not with their difference
     rounding = 1e-9 * max(abs(score.value), abs(other.value))
     return math.isclose(stored, score.value - other.value, rel_tol=1e-9, abs_tol=rounding)

@@ -34,8 +34,13 @@
     if (a.model !== b.model) return [null, null, null, "not compared: other weights or precision"];
     const plain = x.v[0] - y.v[0];
     if (x.n !== y.n) return [null, null, null, "not compared: other item counts"];
+    const given = paired(a, b, column) || reversed(paired(b, a, column));
+    if (given && (given[3] < x.v[3] || given[3] < y.v[3])) {
+      const seeds = given[3] > 1 ? `over the ${given[3]} seeds` : "over items, of the one seed";
+      return [given[0], given[1], given[2], `paired, 95 % ${seeds} that both have`];
+    }
     // a record's own difference first, then what the site was given of any two rows; one of fewer seeds is another one
-    const known = [stored(a, b, x), reversed(stored(b, a, y)), paired(a, b, column), reversed(paired(b, a, column))];
+    const known = [stored(a, b, x), reversed(stored(b, a, y)), given];
     const found = known.find((one) => one && one[3] === x.v[3] && one[3] === y.v[3]);
     if (found && agrees(found[0], plain, x.v[0], y.v[0])) {
       if (found[1] === null) return [plain, null, null, "the records have this difference without an interval"];
