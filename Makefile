@@ -76,7 +76,7 @@ results: $(VENV)/.installed
 	$(BIN)/quant-bench report
 
 # other recipes, on fewer items (rounded to nearest and float again on these), each in its faster execution; without
-# HellaSwag, of which 1,000 items do not tell w8a8 from float
+# HellaSwag, of which 1,000 items do not tell w8a8 from float; torchao's are blocked until it is there (pip install torchao)
 INTEGER := w8a8-integer w8a8-static-integer w4a8-integer w4a4-integer w4a4g128-integer
 WEIGHTS := w4a16 w3a16
 # one static range for a tensor, but only before products: the residual sums stay in float
@@ -86,7 +86,8 @@ RECIPES := none $(INTEGER) $(WEIGHTS) w6a6-integer w2a16 $(INTEGER:%=smoothquant
   $(WEIGHTS:%=quarot:%) $(foreach recipe,gptq awq,$(patsubst %,$(recipe):%,$(filter-out %static-integer,$(INTEGER)) $(WEIGHTS))) \
   $(foreach scheme,w4a8 w4a4 w4a4g128,quarot:$(scheme)-integer(weights=gptq)) \
   $(foreach scheme,w4a8-integer w4a4-integer w4a4g128-integer $(WEIGHTS),omniquant:$(scheme)(epochs=5)) \
-  $(PRODUCTS) smoothquant:$(PRODUCTS) llm_int8:w8a8-integer $(WEIGHTS:%=hqq:%) hqq:w4a8-integer fp8 mxfp4 nvfp4 mxfp4a16 nvfp4a16 mixed:w4a16 quanto
+  $(PRODUCTS) smoothquant:$(PRODUCTS) llm_int8:w8a8-integer $(WEIGHTS:%=hqq:%) hqq:w4a8-integer fp8 mxfp4 nvfp4 mxfp4a16 nvfp4a16 mixed:w4a16 quanto \
+  torchao torchao(scheme=w4a16)
 results-recipes: $(VENV)/.installed
 	$(BIN)/quant-bench run $(MODEL) $(RECIPES:%=--quantizer '%') $(FEW)
 	$(BIN)/quant-bench run $(MODEL) --quantizer none --task sensitivity --task 'attention(limit=8)'
