@@ -116,7 +116,7 @@ def summarize(statistics: Sequence[Statistics], model: LanguageModel) -> tuple[l
 
 
 def _weight_incoherence(model: LanguageModel) -> dict[str, float]:
-    """Of every matrix of the layers whose weights can be read; foreign packed formats keep theirs to themselves."""
+    """Of every matrix of the layers whose weights can be read; an engine's packed weights are what they stand for."""
     found: dict[str, float] = {}
     for site in model.layout.linears:
         weight = _weight(model.module.get_submodule(site.path))
@@ -131,4 +131,8 @@ def _weight_incoherence(model: LanguageModel) -> dict[str, float]:
 def _weight(module: nn.Module) -> Tensor | None:
     if isinstance(module, QuantLinear | FormatLinear):
         return module.weight.dequantize()
-    return module.weight if isinstance(module, nn.Linear | Conv1D | PackedLinear) else None
+    if not isinstance(module, nn.Linear | Conv1D | PackedLinear):
+        return None
+    weight: Tensor = module.weight
+    # an engine's packed weight is a tensor of its own kind, in a module that is a linear layer all the same
+    return weight if type(weight) in (Tensor, nn.Parameter) else weight.dequantize()

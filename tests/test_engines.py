@@ -15,6 +15,7 @@ from quant_bench.errors import Blocked, NotApplicable, QuantizationError, SpecEr
 from quant_bench.lowbit.codes import quantize_weight
 from quant_bench.lowbit.floats import pack_float_linears_
 from quant_bench.model import LanguageModel
+from quant_bench.outliers import _weight_incoherence
 from quant_bench.parity import integer_layers
 from quant_bench.quantization import bias_of, weight_of
 from quant_bench.quantization.linears import as_linear
@@ -26,6 +27,7 @@ try:
     import torchao.quantization as torchao
 except ImportError:
     torchao = None
+TORCHAO = ("", "(scheme=w8a16)", "(group_size=16,scheme=w4a16)")
 needs_torchao = pytest.mark.skipif(torchao is None, reason="torchao is an optional extra, and not installed")
 
 QUANTO = ("quanto(activations=none)", "quanto(activations=none,weights=qint4)", "quanto(weights=qint2)")
@@ -172,6 +174,17 @@ def test_products_of_another_library_are_not_packed_as_float_ones(text: str) -> 
     before = {site.path: model.module.get_submodule(site.path) for site in model.layout.linears}
     assert not set(pack_float_linears_(model.module)) & set(before)
     assert all(model.module.get_submodule(path) is module for path, module in before.items())
+
+
+@pytest.mark.parametrize("text", ["quanto", *(pytest.param(f"torchao{how}", marks=needs_torchao) for how in TORCHAO)])
+def test_weights_of_an_engine_have_the_incoherence_of_what_they_stand_for(text: str) -> None:
+    model = quantized(text)
+    found = _weight_incoherence(model)
+    assert found.keys() == {site.path for site in model.layout.linears}
+    for path, value in found.items():
+        weight = model.module.get_submodule(path).weight.dequantize().detach().double()
+        expected = weight.numel() ** 0.5 * float(weight.abs().max()) / float(weight.norm())
+        assert value == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_run_records_the_engine_beside_its_numbers(tmp_path: Path) -> None:
